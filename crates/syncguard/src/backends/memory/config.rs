@@ -1,0 +1,47 @@
+//! What can be chosen about the memory backend.
+
+use std::sync::Arc;
+
+use crate::common::clock::{Clock, SystemClock};
+
+/// What can be chosen about a [`MemoryBackend`](super::MemoryBackend).
+///
+/// ```
+/// use std::{sync::Arc, time::Duration};
+/// use syncguard::{ManualClock, MemoryBackend, memory::MemoryConfig};
+///
+/// let clock = Arc::new(ManualClock::default());
+/// let backend = MemoryBackend::with_config(MemoryConfig::default().clock(clock.clone()));
+/// clock.advance(Duration::from_secs(60)); // every lock of up to 59 seconds is dead now
+/// ```
+#[derive(Clone, Debug)]
+pub struct MemoryConfig {
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) cleanup_in_is_locked: bool,
+}
+
+impl MemoryConfig {
+    /// Decides liveness by this clock instead of the machine's.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Lets `is_locked` delete a record that has been dead for a while. Off unless asked for;
+    /// fence counters stay in any case.
+    #[must_use]
+    pub fn cleanup_in_is_locked(mut self, enabled: bool) -> Self {
+        self.cleanup_in_is_locked = enabled;
+        self
+    }
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        Self {
+            clock: Arc::new(SystemClock),
+            cleanup_in_is_locked: false,
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The map behind the memory backend, cut into shards so that distinct keys do not contend.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash, RandomState};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::common::fence::Fence;
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::common::time::Timestamp;
+use crate::contract::stored_lock::StoredLock;
+
+/// What is known of a key. It is never removed, because the counter must not be.
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    pub(super) fence_counter: u64,
+    pub(super) record: Option<Record>,
+}
+
+/// A lock as it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) lock_id: LockId,
+    pub(crate) fence: Fence,
+    pub(crate) acquired_at: Timestamp,
+    pub(crate) expires_at: Timestamp,
+}
+
+impl Record {
+    pub(super) fn into_stored(self, key: &Key) -> StoredLock {
+        StoredLock::new(
+            key.clone(),
+            self.lock_id,
+            self.fence,
+            self.acquired_at,
+            self.expires_at,
+        )
+    }
+}
+
+/// Slots by key, and the way from a lock id to its key.
+///
+/// Lock order: a key's shard first, an index shard inside it; never the other way round.
+#[derive(Debug)]
+pub(super) struct Shards {
+    by_key: Sharded<Key, Slot>,
+    by_id: Sharded<LockId, Key>,
+}
+
+impl Shards {
+    pub(super) fn new() -> Self {
+        Self {
+            by_key: Sharded::new(),
+            by_id: Sharded::new(),
+        }
+    }
+
+    pub(super) fn of_key(&self, key: &Key) -> MutexGuard<'_, HashMap<Key, Slot>> {
+        self.by_key.shard_of(key)
+    }
+
+    pub(super) fn index(&self, lock_id: &LockId) -> MutexGuard<'_, HashMap<LockId, Key>> {
+        self.by_id.shard_of(lock_id)
+    }
+
+    #[cfg(feature = "conformance")]
+    pub(super) fn index_len(&self) -> usize {
+        self.by_id.len()
+    }
+}
+
+#[derive(Debug)]
+struct Sharded<K, V> {
+    hasher: RandomState,
+    shards: Box<[Mutex<HashMap<K, V>>]>,
+}
+
+impl<K: Hash, V> Sharded<K, V> {
+    /// Enough that a few dozen threads seldom meet; a power of two so that choosing is a mask.
+    const COUNT: usize = 64;
+
+    fn new() -> Self {
+        Self {
+            hasher: RandomState::new(),
+            shards: (0..Self::COUNT).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    fn shard_of(&self, key: &K) -> MutexGuard<'_, HashMap<K, V>> {
+        let shard = usize::try_from(self.hasher.hash_one(key) % Self::COUNT as u64);
+        // A panic while a shard is locked cannot leave it half changed: every change is the last
+        // thing that happens under the lock.
+        self.shards[shard.expect("BUG: a shard number is small")]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(feature = "conformance")]
+    fn len(&self) -> usize {
+        let lock = |shard: &Mutex<HashMap<K, V>>| {
+            shard.lock().unwrap_or_else(PoisonError::into_inner).len()
+        };
+        self.shards.iter().map(lock).sum()
+    }
+}

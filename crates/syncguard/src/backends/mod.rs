@@ -1,0 +1,3 @@
+//! The stores. A backend knows the contract and the words; it never knows the engine.
+
+pub mod memory;

@@ -1,0 +1,75 @@
+//! The 24-digit hash by which keys and lock ids are named in logs and events.
+
+use std::fmt;
+
+use unicode_normalization::UnicodeNormalization;
+
+/// The sanitized name of a key or lock id: 24 lowercase hexadecimal digits.
+///
+/// It tells two keys apart in a log; it hides nothing. The hash is linear and unsalted, so whoever
+/// can guess a key can confirm the guess. It is never used for storage.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HashId([u8; 24]);
+
+/// Computes the [`HashId`] of any text, after Unicode NFC.
+///
+/// ```
+/// assert_eq!(syncguard::hash_key("foo").as_str(), "00018cc6004bf5b2b26baaca");
+/// ```
+#[must_use]
+pub fn hash_key(text: &str) -> HashId {
+    if text.is_ascii() {
+        HashId::of_units(text.bytes().map(u32::from))
+    } else {
+        let mut units = [0; 2];
+        HashId::of_units(text.nfc().flat_map(|c| {
+            let encoded = c.encode_utf16(&mut units);
+            let (first, second) = (encoded[0], encoded.get(1).copied());
+            std::iter::once(u32::from(first)).chain(second.map(u32::from))
+        }))
+    }
+}
+
+impl HashId {
+    /// Three 32-bit polynomial hashes over UTF-16 code units, side by side.
+    fn of_units(units: impl Iterator<Item = u32>) -> Self {
+        let [mut h1, mut h2, mut h3] = [0_u32; 3];
+        for unit in units {
+            h1 = h1.wrapping_mul(31).wrapping_add(unit);
+            h2 = h2.wrapping_mul(127).wrapping_add(unit.wrapping_mul(3));
+            h3 = h3.wrapping_mul(2047).wrapping_add(unit.wrapping_mul(7));
+        }
+        let mut digits = [0; 24];
+        for (chunk, hash) in digits.chunks_exact_mut(8).zip([h1, h2, h3]) {
+            for (digit, shift) in chunk.iter_mut().zip((0..8).rev()) {
+                *digit = b"0123456789abcdef"[(hash >> (shift * 4)) as usize & 0xf];
+            }
+        }
+        Self(digits)
+    }
+
+    /// The 24 digits.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        str::from_utf8(&self.0).expect("BUG: the digits are ASCII")
+    }
+}
+
+impl fmt::Display for HashId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Debug for HashId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for HashId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}

@@ -1,0 +1,12 @@
+//! Ring 1: the words. No async, no I/O; everything else is built from these.
+
+pub(crate) mod cleanup;
+pub(crate) mod clock;
+pub(crate) mod error;
+pub(crate) mod fence;
+pub(crate) mod hash_id;
+pub(crate) mod key;
+pub(crate) mod lock_id;
+pub(crate) mod storage_key;
+pub(crate) mod time;
+pub(crate) mod ttl;

@@ -1,0 +1,162 @@
+//! "Tell me when this key may be free": subscriptions, and the hub that backends keep them in.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::pending;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use crate::common::key::Key;
+
+/// A subscription to the wake-ups of one key. Dropping it ends it.
+pub struct WakeUps {
+    /// The value says whether wake-ups work; every change of it, or none, is a wake-up.
+    receiver: watch::Receiver<bool>,
+    hub: Arc<Topics>,
+    key: Key,
+}
+
+impl WakeUps {
+    /// Waits until the key may be free: for a wake-up since the last one that was seen.
+    ///
+    /// # Cancel safety
+    ///
+    /// No wake-up is lost when this is dropped.
+    pub async fn woken(&mut self) {
+        if self.receiver.changed().await.is_err() {
+            // The hub holds the sender as long as this subscription exists.
+            pending::<()>().await;
+        }
+    }
+
+    /// Forgets the wake-ups so far.
+    pub fn mark_seen(&mut self) {
+        self.receiver.mark_unchanged();
+    }
+
+    /// Whether wake-ups work at the moment. While they do not, only polling helps.
+    #[must_use]
+    pub fn are_working(&self) -> bool {
+        *self.receiver.borrow()
+    }
+}
+
+impl fmt::Debug for WakeUps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WakeUps")
+            .field("key", &self.key)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for WakeUps {
+    fn drop(&mut self) {
+        let mut topics = self.hub.lock();
+        // Ours is still counted, so one receiver means that it is the last.
+        if topics
+            .get(&self.key)
+            .is_some_and(|sender| sender.receiver_count() == 1)
+        {
+            topics.remove(&self.key);
+            self.hub.count.store(topics.len(), Ordering::SeqCst);
+        }
+    }
+}
+
+/// The subscriptions of one backend, by key. Keys that nobody waits for take no space.
+#[derive(Clone, Default)]
+pub struct WakeHub {
+    topics: Arc<Topics>,
+}
+
+#[derive(Default)]
+struct Topics {
+    by_key: Mutex<HashMap<Key, watch::Sender<bool>>>,
+    /// The size of the map, so that a release when nobody waits for anything takes no lock.
+    count: AtomicUsize,
+}
+
+impl Topics {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, watch::Sender<bool>>> {
+        self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl WakeHub {
+    /// An empty hub.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Subscribes to the wake-ups of `key` from now on.
+    #[must_use]
+    pub fn subscribe(&self, key: &Key) -> WakeUps {
+        let mut topics = self.topics.lock();
+        let sender = topics
+            .entry(key.clone())
+            .or_insert_with(|| watch::Sender::new(true));
+        let receiver = sender.subscribe();
+        self.topics.count.store(topics.len(), Ordering::SeqCst);
+        WakeUps {
+            receiver,
+            hub: Arc::clone(&self.topics),
+            key: key.clone(),
+        }
+    }
+
+    /// Wakes everybody who waits for `key`.
+    pub fn wake(&self, key: &Key) {
+        if self.topics.count.load(Ordering::SeqCst) > 0
+            && let Some(sender) = self.topics.lock().get(key)
+        {
+            sender.send_modify(|_working| {});
+        }
+    }
+
+    /// How many keys somebody waits for.
+    #[must_use]
+    pub fn awaited_keys(&self) -> usize {
+        self.topics.count.load(Ordering::SeqCst)
+    }
+}
+
+impl fmt::Debug for WakeHub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WakeHub")
+            .field("awaited_keys", &self.awaited_keys())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(text: &str) -> Key {
+        Key::new(text).expect("valid")
+    }
+
+    #[tokio::test]
+    async fn a_wake_up_before_the_wait_is_not_lost() {
+        let hub = WakeHub::new();
+        let mut wake_ups = hub.subscribe(&key("a"));
+        hub.wake(&key("b"));
+        hub.wake(&key("a"));
+        wake_ups.woken().await;
+        assert!(!wake_ups.receiver.has_changed().expect("open"));
+    }
+
+    #[test]
+    fn topics_disappear_with_their_last_subscriber() {
+        let hub = WakeHub::new();
+        let (first, second) = (hub.subscribe(&key("a")), hub.subscribe(&key("a")));
+        drop(first);
+        assert_eq!(hub.awaited_keys(), 1);
+        drop(second);
+        assert_eq!(hub.awaited_keys(), 0);
+        assert!(hub.topics.lock().is_empty());
+    }
+}

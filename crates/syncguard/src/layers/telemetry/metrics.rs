@@ -1,0 +1,54 @@
+//! Events as metrics, through the `metrics` facade. No label holds a key.
+
+use metrics::{counter, histogram};
+
+use crate::contract::event::{EngineEvent, EventSink, LockEvent, Operation, Reason};
+
+/// Counts and times for the `metrics` facade.
+///
+/// | metric | kind | labels |
+/// |---|---|---|
+/// | `syncguard_operations_total` | counter | `operation`, `result` (`ok` or the reason) |
+/// | `syncguard_operation_seconds` | histogram | `operation` |
+/// | `syncguard_contended_total` | counter | |
+/// | `syncguard_wait_seconds` | histogram | `outcome` |
+/// | `syncguard_hold_seconds` | histogram | |
+/// | `syncguard_lost_total` | counter | `reason` |
+///
+/// The first three come from a [`TelemetryLayer`](crate::TelemetryLayer), the others from a
+/// [`Locker`](crate::LockerBuilder::observer): give the sink to both.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MetricsSink;
+
+impl EventSink for MetricsSink {
+    fn operation(&self, event: &LockEvent) {
+        let operation = event.operation.as_str();
+        let result = match event.reason {
+            Some(reason) => reason.as_str(),
+            None if event.ok => "ok",
+            None => "fail",
+        };
+        counter!("syncguard_operations_total", "operation" => operation, "result" => result)
+            .increment(1);
+        histogram!("syncguard_operation_seconds", "operation" => operation).record(event.elapsed);
+        if event.operation == Operation::Acquire && event.reason == Some(Reason::Locked) {
+            counter!("syncguard_contended_total").increment(1);
+        }
+    }
+
+    fn engine(&self, event: &EngineEvent) {
+        match event {
+            EngineEvent::Waited {
+                outcome, waited, ..
+            } => {
+                histogram!("syncguard_wait_seconds", "outcome" => outcome.as_str()).record(*waited);
+            }
+            EngineEvent::Held { held, .. } => {
+                histogram!("syncguard_hold_seconds").record(*held);
+            }
+            EngineEvent::Lost { reason, .. } => {
+                counter!("syncguard_lost_total", "reason" => reason.as_str()).increment(1);
+            }
+        }
+    }
+}

@@ -1,0 +1,42 @@
+#![doc = include_str!("../../../README.md")]
+
+mod backends;
+mod common;
+mod contract;
+pub mod diagnostics;
+mod layers;
+mod lock;
+
+pub use backends::memory::{self, MemoryBackend};
+pub use common::clock::{Clock, ManualClock, SystemClock};
+pub use common::error::{Error, ErrorCode, Result};
+pub use common::fence::{Fence, Fenced, Fencing, Unfenced};
+pub use common::hash_id::{HashId, hash_key};
+pub use common::key::{Key, MAX_KEY_LENGTH_BYTES};
+pub use common::lock_id::LockId;
+pub use common::storage_key::KeySpace;
+pub use common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp, is_live};
+pub use common::ttl::Ttl;
+pub use contract::LockBackend;
+pub use contract::capabilities::{Capabilities, TimeAuthority};
+pub use contract::erased::AnyBackend;
+pub use contract::event::{
+    EngineEvent, EventSink, LockEvent, LostReason, Operation, Reason, WaitOutcome,
+};
+pub use contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
+pub use contract::request::{AcquireRequest, ExtendRequest, Hint, Receipt, ReleaseRequest};
+pub use contract::stored_lock::StoredLock;
+pub use contract::wake::{WakeHub, WakeUps};
+pub use layers::Layer;
+#[cfg(feature = "metrics")]
+pub use layers::telemetry::metrics::MetricsSink;
+pub use layers::telemetry::queued::{Event, QueuedSink};
+pub use layers::telemetry::tracing::TracingSink;
+pub use layers::telemetry::{Telemetry, TelemetryLayer};
+pub use lock::cancel::cancellable;
+pub use lock::clock::LocalClock;
+pub use lock::guard::{Held, LockGuard};
+pub use lock::locker::{Locker, LockerBuilder};
+pub use lock::options::{LockOptions, OnReleaseError, ReleaseContext, ReleaseSource};
+pub use lock::retry::{Backoff, Jitter, RetryPolicy};
+pub use tokio_util::sync::CancellationToken;

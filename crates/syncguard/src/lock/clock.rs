@@ -1,0 +1,145 @@
+//! The clock by which the engine counts validity and timeouts.
+
+use std::fmt;
+use std::future::pending;
+use std::ops::Add;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Which clock a [`Locker`](crate::Locker) counts validity and timeouts by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LocalClock {
+    /// A monotonic clock that goes on while the machine is suspended: a laptop that slept through
+    /// the TTL knows when it wakes up that its lock is gone.
+    #[default]
+    SuspendAware,
+    /// Tokio's clock, which a test can pause and advance.
+    Tokio,
+}
+
+/// A running [`LocalClock`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticker {
+    kind: LocalClock,
+    origin: Instant,
+}
+
+/// A point in time of one [`Ticker`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LocalInstant(Duration);
+
+impl LocalInstant {
+    pub(crate) fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<Duration> for LocalInstant {
+    type Output = Self;
+
+    fn add(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(duration))
+    }
+}
+
+impl fmt::Debug for LocalInstant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Ticker {
+    /// Tokio's timers stand still while the machine is suspended. Sleeping in slices bounds how
+    /// late a deadline that passed meanwhile is noticed.
+    const SLICE: Duration = Duration::from_secs(1);
+
+    pub(crate) fn new(kind: LocalClock) -> Self {
+        Self {
+            kind,
+            origin: Instant::now(),
+        }
+    }
+
+    pub(crate) fn now(&self) -> LocalInstant {
+        LocalInstant(match self.kind {
+            LocalClock::SuspendAware => suspend_aware_now(self.origin),
+            LocalClock::Tokio => self.origin.elapsed(),
+        })
+    }
+
+    pub(crate) async fn sleep_until(&self, deadline: LocalInstant) {
+        loop {
+            let left = deadline.since(self.now());
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(match self.kind {
+                LocalClock::SuspendAware => left.min(Self::SLICE),
+                LocalClock::Tokio => left,
+            })
+            .await;
+        }
+    }
+
+    pub(crate) async fn sleep_until_some(&self, deadline: Option<LocalInstant>) {
+        match deadline {
+            Some(deadline) => self.sleep_until(deadline).await,
+            None => pending().await,
+        }
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn suspend_aware_now(_origin: Instant) -> Duration {
+    since_boot(rustix::time::ClockId::Boottime)
+}
+
+/// On Apple's systems this clock counts sleep, unlike the one behind `std::time::Instant`.
+#[cfg(target_vendor = "apple")]
+fn suspend_aware_now(_origin: Instant) -> Duration {
+    since_boot(rustix::time::ClockId::Monotonic)
+}
+
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+fn since_boot(clock: rustix::time::ClockId) -> Duration {
+    let now = rustix::time::clock_gettime(clock);
+    // The kernel counts both from boot, so neither is negative.
+    Duration::new(
+        u64::try_from(now.tv_sec).unwrap_or(0),
+        u32::try_from(now.tv_nsec).unwrap_or(0),
+    )
+}
+
+/// Elsewhere the standard library's clock is the best there is; on Windows it counts sleep.
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+fn suspend_aware_now(origin: Instant) -> Duration {
+    origin.into_std().elapsed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn tokio_time_can_be_moved_and_real_time_cannot() {
+        let (moved, real) = (
+            Ticker::new(LocalClock::Tokio),
+            Ticker::new(LocalClock::SuspendAware),
+        );
+        let (moved_before, real_before) = (moved.now(), real.now());
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        assert_eq!(moved.now().since(moved_before), Duration::from_secs(3600));
+        assert!(real.now().since(real_before) < Duration::from_secs(60));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sleeping_ends_at_the_deadline() {
+        let ticker = Ticker::new(LocalClock::Tokio);
+        let start = ticker.now();
+        ticker
+            .sleep_until(start + Duration::from_millis(1500))
+            .await;
+        assert_eq!(ticker.now().since(start), Duration::from_millis(1500));
+    }
+}

@@ -1,0 +1,205 @@
+//! What can be chosen about a single lock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::retry::RetryPolicy;
+use crate::common::error::{Error, Result};
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::common::ttl::Ttl;
+
+/// What can be chosen about a lock: the defaults of a [`Locker`](crate::Locker), or those of one
+/// [`with_options`](crate::Locker::with_options).
+///
+/// ```
+/// use std::time::Duration;
+/// use syncguard::{LockOptions, Ttl};
+///
+/// let nightly = LockOptions::default()
+///     .ttl(Ttl::new(Duration::from_secs(60))?)
+///     .timeout(Duration::from_secs(10))
+///     .renew()
+///     .max_hold(Duration::from_secs(3600));
+/// # Ok::<(), syncguard::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct LockOptions {
+    pub(crate) ttl: Ttl,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) retry: RetryPolicy,
+    pub(crate) ride_out_errors: bool,
+    pub(crate) renew: bool,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) cancel: Option<CancellationToken>,
+    pub(crate) release_timeout: Option<Duration>,
+    pub(crate) on_release_error: Option<Arc<OnReleaseError>>,
+}
+
+/// Hears of a release in the background that did not happen.
+pub type OnReleaseError = dyn Fn(&Error, &ReleaseContext) + Send + Sync;
+
+/// Which release did not happen.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ReleaseContext {
+    /// The key. Sensitive: do not log it.
+    pub key: Key,
+    /// The id that holds the lock. A secret.
+    pub lock_id: LockId,
+    /// What asked for the release.
+    pub source: ReleaseSource,
+}
+
+/// What asked for a release in the background.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ReleaseSource {
+    /// A guard was dropped, or a call of its `release` was.
+    Guard,
+    /// An acquire was dropped, cancelled or timed out, and may have taken the lock.
+    Undo,
+    /// An extend succeeded after the lock had been given up as lost.
+    LateExtend,
+}
+
+impl Default for LockOptions {
+    /// TTL 30 s, timeout 5 s, 10 retries from 100 ms with equal jitter, no renewal.
+    fn default() -> Self {
+        Self {
+            ttl: Ttl::DEFAULT,
+            timeout: Some(Duration::from_secs(5)),
+            retry: RetryPolicy::default(),
+            ride_out_errors: false,
+            renew: false,
+            max_hold: None,
+            cancel: None,
+            release_timeout: None,
+            on_release_error: None,
+        }
+    }
+}
+
+impl LockOptions {
+    /// The delay that a wait without end grows to, where no wake-ups help.
+    const PATIENT_DELAY: Duration = Duration::from_secs(5);
+
+    /// How long the lock lives without being extended.
+    #[must_use]
+    pub fn ttl(mut self, ttl: Ttl) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// How long to wait for the lock in all, a running attempt included. Zero makes no attempt.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Waits without a timeout and without counting retries. The delay between two of them still
+    /// grows, up to five seconds.
+    #[must_use]
+    pub fn wait_forever(mut self) -> Self {
+        self.timeout = None;
+        self.retry.max_retries = None;
+        self.retry.max_delay.get_or_insert(Self::PATIENT_DELAY);
+        self
+    }
+
+    /// When to ask the store again.
+    #[must_use]
+    pub fn retry(mut self, retry: RetryPolicy) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Whether a wait goes on through errors that may pass ([`Error::is_retryable`]), until its
+    /// timeout. Without it the first error ends the wait.
+    #[must_use]
+    pub fn ride_out_errors(mut self, ride_out: bool) -> Self {
+        self.ride_out_errors = ride_out;
+        self
+    }
+
+    /// Extends the lock at every third of its TTL for as long as the guard lives.
+    #[must_use]
+    pub fn renew(mut self) -> Self {
+        self.renew = true;
+        self
+    }
+
+    /// The longest time that renewal keeps the lock, so that a hung holder does not keep it for
+    /// ever. The lock is lost then.
+    #[must_use]
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Ends the wait for the lock with [`ErrorCode::Aborted`](crate::ErrorCode::Aborted) when this
+    /// token is cancelled. It does not touch a lock that is held: drop or release its guard.
+    #[must_use]
+    pub fn cancel(mut self, token: CancellationToken) -> Self {
+        self.cancel = Some(token);
+        self
+    }
+
+    /// How long a release in the background may take before it is reported as failed. Without it,
+    /// until the lock is dead anyway.
+    #[must_use]
+    pub fn release_timeout(mut self, timeout: Duration) -> Self {
+        self.release_timeout = Some(timeout);
+        self
+    }
+
+    /// Hears of releases in the background that failed, timed out or never ran. Without it they
+    /// are logged, without key and lock id. A release that found nothing to release is no error.
+    #[must_use]
+    pub fn on_release_error(
+        mut self,
+        hear: impl Fn(&Error, &ReleaseContext) + Send + Sync + 'static,
+    ) -> Self {
+        self.on_release_error = Some(Arc::new(hear));
+        self
+    }
+
+    /// Refuses what makes no sense together.
+    pub(crate) fn validate(&self) -> Result<()> {
+        if self.renew && self.ttl.as_millis() < 3 {
+            return Err(Error::invalid(
+                "a ttl below 3 ms is too short to be renewed",
+            ));
+        }
+        match self.max_hold {
+            Some(_) if !self.renew => Err(Error::invalid(
+                "max_hold bounds renewal; ask for renewal too",
+            )),
+            Some(max_hold) if max_hold < self.ttl.as_duration() => {
+                Err(Error::invalid("max_hold must not be shorter than the ttl"))
+            }
+            _ if self.release_timeout == Some(Duration::ZERO) => {
+                Err(Error::invalid("release_timeout must be positive"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for LockOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockOptions")
+            .field("ttl", &self.ttl)
+            .field("timeout", &self.timeout)
+            .field("retry", &self.retry)
+            .field("ride_out_errors", &self.ride_out_errors)
+            .field("renew", &self.renew)
+            .field("max_hold", &self.max_hold)
+            .field("release_timeout", &self.release_timeout)
+            .finish_non_exhaustive()
+    }
+}

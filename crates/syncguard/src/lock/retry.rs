@@ -1,0 +1,233 @@
+//! When to ask again: pure functions of the policy, the attempt and a random number.
+
+use std::time::Duration;
+
+/// How the delay grows from retry to retry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backoff {
+    /// It doubles.
+    #[default]
+    Exponential,
+    /// It stays.
+    Fixed,
+}
+
+/// How much of a delay is left to chance, so that waiters do not march in step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Jitter {
+    /// Half of it: between `d/2` and `d`.
+    #[default]
+    Equal,
+    /// All of it: between 0 and `d`.
+    Full,
+    /// Nothing: exactly `d`.
+    None,
+}
+
+/// How often, and after which delays, a waiting `lock()` asks the store by itself.
+///
+/// Where the backend offers wake-ups this is only the net below them: a waiter asks at once when
+/// it is woken, when its own process gives the lock back, and when the holder's lock is known to
+/// be dead. Those attempts are not counted as retries.
+///
+/// ```
+/// use std::time::Duration;
+/// use syncguard::{Backoff, Jitter, RetryPolicy};
+///
+/// let policy = RetryPolicy::default();
+/// assert_eq!(policy.max_retries, Some(10));
+/// let fixed = RetryPolicy { backoff: Backoff::Fixed, jitter: Jitter::None, ..policy };
+/// assert_eq!(fixed.delay(7, 0.5), Duration::from_millis(100));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RetryPolicy {
+    /// How many attempts after the first; `None` means as many as the timeout allows.
+    pub max_retries: Option<u32>,
+    /// The delay before the first retry. Zero means at once.
+    pub delay: Duration,
+    /// How the delay grows.
+    pub backoff: Backoff,
+    /// How much of it is left to chance.
+    pub jitter: Jitter,
+    /// The longest delay; `None` means none.
+    pub max_delay: Option<Duration>,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            max_retries: Some(10),
+            delay: Duration::from_millis(100),
+            backoff: Backoff::Exponential,
+            jitter: Jitter::Equal,
+            max_delay: None,
+        }
+    }
+}
+
+impl RetryPolicy {
+    /// The delay before retry number `retry` (from 1), for a `random` number in `0.0..1.0`.
+    #[must_use]
+    pub fn delay(&self, retry: u32, random: f64) -> Duration {
+        let factor = match self.backoff {
+            Backoff::Exponential => 2_f64.powi(retry.saturating_sub(1).min(1000).cast_signed()),
+            Backoff::Fixed => 1.0,
+        };
+        let share = match self.jitter {
+            Jitter::Equal => 0.5 + random.clamp(0.0, 1.0) / 2.0,
+            Jitter::Full => random.clamp(0.0, 1.0),
+            Jitter::None => 1.0,
+        };
+        let longest = self.max_delay.unwrap_or(Duration::MAX);
+        let grown = saturating_mul(self.delay, factor).min(longest);
+        saturating_mul(grown, share)
+    }
+}
+
+fn saturating_mul(duration: Duration, factor: f64) -> Duration {
+    Duration::try_from_secs_f64(duration.as_secs_f64() * factor).unwrap_or(Duration::MAX)
+}
+
+/// What a waiter does after an attempt found the lock held, apart from being woken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Next {
+    /// Ask again at this time since the start of the wait.
+    AskAt(Duration),
+    /// Do not ask any more by the timer; a wake-up may still come before the timeout.
+    WaitForTimeout,
+    /// All retries are used up.
+    GiveUp,
+}
+
+/// The course of one wait: which retries are used up, and when the next is due.
+#[derive(Clone, Debug)]
+pub(crate) struct Schedule {
+    policy: RetryPolicy,
+    timeout: Option<Duration>,
+    retries: u32,
+    /// When the policy wants its next retry. An attempt made earlier, because of a wake-up or of
+    /// the cap, does not move it.
+    due: Option<Duration>,
+}
+
+impl Schedule {
+    pub(crate) fn new(policy: RetryPolicy, timeout: Option<Duration>) -> Self {
+        Self {
+            policy,
+            timeout,
+            retries: 0,
+            due: None,
+        }
+    }
+
+    /// When to ask again, after an attempt that ended at `elapsed` since the start.
+    ///
+    /// `cap` bounds the sleep, not the policy: an attempt made because of it is not a retry.
+    pub(crate) fn next(&mut self, elapsed: Duration, cap: Option<Duration>, random: f64) -> Next {
+        if self
+            .policy
+            .max_retries
+            .is_some_and(|max| self.retries >= max)
+        {
+            return Next::GiveUp;
+        }
+        let (policy, retry) = (self.policy, self.retries + 1);
+        let due = *self
+            .due
+            .get_or_insert_with(|| elapsed.saturating_add(policy.delay(retry, random)));
+        let mut at = due.max(elapsed);
+        if let Some(last) = self.last_attempt_at()
+            && at > last
+        {
+            if elapsed >= last {
+                return Next::WaitForTimeout;
+            }
+            at = last;
+            self.due = Some(last);
+        }
+        Next::AskAt(cap.map_or(at, |cap| at.min(elapsed.saturating_add(cap))))
+    }
+
+    /// Notes that the timer of [`Next::AskAt`] has run out.
+    pub(crate) fn timer_fired(&mut self, elapsed: Duration) {
+        if self.due.is_some_and(|due| due <= elapsed) {
+            self.due = None;
+            self.retries += 1;
+        }
+    }
+
+    /// A sleep that would reach the timeout ends a little before it, for one last attempt.
+    fn last_attempt_at(&self) -> Option<Duration> {
+        let reserve = |timeout: Duration| (timeout / 10).min(Duration::from_millis(250));
+        self.timeout
+            .map(|timeout| timeout.saturating_sub(reserve(timeout)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    #[test]
+    fn huge_retry_numbers_saturate() {
+        let policy = RetryPolicy {
+            jitter: Jitter::None,
+            ..RetryPolicy::default()
+        };
+        assert_eq!(policy.delay(u32::MAX, 0.9), Duration::MAX);
+        let capped = RetryPolicy {
+            max_delay: Some(MS(500)),
+            ..policy
+        };
+        assert_eq!(capped.delay(u32::MAX, 0.9), MS(500));
+    }
+
+    #[test]
+    fn the_cap_adds_attempts_and_takes_no_waiting_time_away() {
+        let policy = RetryPolicy {
+            delay: MS(4000),
+            jitter: Jitter::None,
+            max_retries: Some(1),
+            ..RetryPolicy::default()
+        };
+        let mut schedule = Schedule::new(policy, None);
+        let mut elapsed = MS(0);
+        let mut attempts = Vec::new();
+        while let Next::AskAt(at) = schedule.next(elapsed, Some(MS(1000)), 0.0) {
+            schedule.timer_fired(at);
+            attempts.push(at);
+            elapsed = at;
+        }
+        assert_eq!(attempts, [MS(1000), MS(2000), MS(3000), MS(4000)]);
+    }
+
+    #[test]
+    fn an_attempt_between_two_retries_does_not_move_the_next() {
+        let policy = RetryPolicy {
+            jitter: Jitter::None,
+            ..RetryPolicy::default()
+        };
+        let mut schedule = Schedule::new(policy, Some(MS(5000)));
+        assert_eq!(schedule.next(MS(0), None, 0.0), Next::AskAt(MS(100)));
+        assert_eq!(schedule.next(MS(60), None, 0.0), Next::AskAt(MS(100)));
+        schedule.timer_fired(MS(100));
+        assert_eq!(schedule.next(MS(100), None, 0.0), Next::AskAt(MS(300)));
+    }
+
+    #[test]
+    fn the_last_sleep_leaves_time_for_one_attempt() {
+        let policy = RetryPolicy {
+            delay: MS(900),
+            jitter: Jitter::None,
+            ..RetryPolicy::default()
+        };
+        let mut schedule = Schedule::new(policy, Some(MS(1000)));
+        assert_eq!(schedule.next(MS(0), None, 0.0), Next::AskAt(MS(900)));
+        schedule.timer_fired(MS(900));
+        assert_eq!(schedule.next(MS(900), None, 0.0), Next::WaitForTimeout);
+        let mut long = Schedule::new(policy, Some(MS(800)));
+        assert_eq!(long.next(MS(0), None, 0.0), Next::AskAt(MS(720)));
+    }
+}

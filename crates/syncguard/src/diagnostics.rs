@@ -31,11 +31,7 @@ use crate::contract::stored_lock::StoredLock;
 
 /// A live lock, sanitized.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize),
-    serde(rename_all = "camelCase")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
 #[non_exhaustive]
 pub struct LockInfo {
     /// The hash of the key.
@@ -81,11 +77,7 @@ impl<F: Fencing> From<StoredLock<F>> for LockInfo {
 impl<F: Fencing> From<StoredLock<F>> for LockInfoRaw {
     fn from(stored: StoredLock<F>) -> Self {
         let (key, lock_id) = (stored.key.clone(), stored.lock_id);
-        Self {
-            info: stored.into(),
-            key,
-            lock_id,
-        }
+        Self { info: stored.into(), key, lock_id }
     }
 }
 

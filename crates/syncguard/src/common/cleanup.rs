@@ -18,10 +18,7 @@ impl CleanupGate {
     const INTERVAL: Duration = Duration::from_millis(100);
 
     pub(crate) fn new(enabled: bool) -> Self {
-        Self {
-            enabled,
-            last: Mutex::new(None),
-        }
+        Self { enabled, last: Mutex::new(None) }
     }
 
     /// Whether to delete a record that expired at `expires_at`.

@@ -72,10 +72,7 @@ impl ErrorCode {
     /// Whether the same call may succeed later without any change.
     #[must_use]
     pub const fn is_retryable(self) -> bool {
-        matches!(
-            self,
-            Self::ServiceUnavailable | Self::NetworkTimeout | Self::RateLimited
-        )
+        matches!(self, Self::ServiceUnavailable | Self::NetworkTimeout | Self::RateLimited)
     }
 }
 
@@ -286,10 +283,6 @@ mod tests {
         assert_eq!(by_code(ErrorCode::AcquisitionTimeout), (false, false));
         assert_eq!(by_code(ErrorCode::Aborted), (false, false));
         assert_eq!(by_code(ErrorCode::Internal), (false, true));
-        assert!(
-            !Error::new(ErrorCode::Internal, "x")
-                .without_effect()
-                .may_have_taken_effect()
-        );
+        assert!(!Error::new(ErrorCode::Internal, "x").without_effect().may_have_taken_effect());
     }
 }

@@ -44,10 +44,7 @@ impl Fence {
         if number < Self::CAPACITY {
             Ok(Self(number))
         } else {
-            Err(Error::invalid(format!(
-                "fence has more than {} digits",
-                Self::DIGITS
-            )))
+            Err(Error::invalid(format!("fence has more than {} digits", Self::DIGITS)))
         }
     }
 
@@ -94,14 +91,8 @@ const _: () = assert!(
     Fence::CAPACITY <= 1 << 53,
     "a fence must survive a trip through a Lua or JavaScript double"
 );
-const _: () = assert!(
-    Fence::WARN.0 < Fence::MAX.0,
-    "the warning must come before the error"
-);
-const _: () = assert!(
-    Fence::MAX.0 < Fence::CAPACITY,
-    "the largest fence must have 15 digits"
-);
+const _: () = assert!(Fence::WARN.0 < Fence::MAX.0, "the warning must come before the error");
+const _: () = assert!(Fence::MAX.0 < Fence::CAPACITY, "the largest fence must have 15 digits");
 
 impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -117,10 +108,7 @@ impl FromStr for Fence {
         if text.len() == Self::DIGITS && text.bytes().all(|b| b.is_ascii_digit()) {
             Ok(Self(text.parse().expect("BUG: 15 digits fit")))
         } else {
-            Err(Error::invalid(format!(
-                "fence must be exactly {} digits",
-                Self::DIGITS
-            )))
+            Err(Error::invalid(format!("fence must be exactly {} digits", Self::DIGITS)))
         }
     }
 }
@@ -195,10 +183,7 @@ mod tests {
     #[test]
     fn the_first_fence_is_one_and_the_last_is_max() {
         assert_eq!(Fence::after(0).expect("first"), Fence::FIRST);
-        assert_eq!(
-            Fence::after(Fence::MAX.get() - 1).expect("last"),
-            Fence::MAX
-        );
+        assert_eq!(Fence::after(Fence::MAX.get() - 1).expect("last"), Fence::MAX);
         let error = Fence::after(Fence::MAX.get()).expect_err("exhausted");
         assert_eq!(error.code(), ErrorCode::Internal);
         assert!(!error.may_have_taken_effect());
@@ -208,10 +193,6 @@ mod tests {
     #[test]
     fn the_warning_starts_strictly_above_its_threshold() {
         assert!(!Fence::WARN.is_near_the_end());
-        assert!(
-            Fence::new(Fence::WARN.get() + 1)
-                .expect("valid")
-                .is_near_the_end()
-        );
+        assert!(Fence::new(Fence::WARN.get() + 1).expect("valid").is_near_the_end());
     }
 }

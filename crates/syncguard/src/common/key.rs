@@ -137,22 +137,13 @@ mod tests {
     #[test]
     fn debug_shows_the_hash_only() {
         let key = Key::new("customer-4711").expect("valid");
-        assert_eq!(
-            format!("{key:?}"),
-            format!("Key({})", hash_key("customer-4711"))
-        );
+        assert_eq!(format!("{key:?}"), format!("Key({})", hash_key("customer-4711")));
     }
 
     #[test]
     fn the_limit_is_measured_after_normalization() {
         // "e" + combining acute is 3 bytes and shrinks to 2; U+0958 is 3 bytes and grows to 6.
-        assert_eq!(
-            Key::new("e\u{301}".repeat(256))
-                .expect("512 bytes")
-                .as_str()
-                .len(),
-            512
-        );
+        assert_eq!(Key::new("e\u{301}".repeat(256)).expect("512 bytes").as_str().len(), 512);
         assert!(Key::new("e\u{301}".repeat(257)).is_err());
         assert!(Key::new("\u{958}".repeat(85)).is_ok());
         let error = Key::new("\u{958}".repeat(86)).expect_err("516 bytes after NFC");
@@ -163,14 +154,9 @@ mod tests {
     fn no_text_shrinks_so_much_that_the_early_refusal_is_wrong() {
         let shrink = |c: char| {
             let decomposed: String = c.to_string().nfd().collect();
-            decomposed
-                .len()
-                .div_ceil(decomposed.nfc().collect::<String>().len())
+            decomposed.len().div_ceil(decomposed.nfc().collect::<String>().len())
         };
-        let most = ('\u{80}'..=char::MAX)
-            .map(shrink)
-            .max()
-            .expect("some character");
+        let most = ('\u{80}'..=char::MAX).map(shrink).max().expect("some character");
         assert!(most < 64, "{most}");
     }
 

@@ -36,12 +36,9 @@ impl LockId {
     pub(crate) fn random() -> Result<Self> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(|cause| {
-            Error::new(
-                ErrorCode::Internal,
-                "the operating system gave no randomness",
-            )
-            .with_source(cause)
-            .without_effect()
+            Error::new(ErrorCode::Internal, "the operating system gave no randomness")
+                .with_source(cause)
+                .without_effect()
         })?;
         let mut text = [0; Self::LENGTH];
         URL_SAFE_NO_PAD
@@ -55,16 +52,10 @@ impl LockId {
     /// The message of the error does not repeat the text.
     pub fn parse(text: &str) -> Result<Self> {
         match <[u8; Self::LENGTH]>::try_from(text.as_bytes()) {
-            Ok(bytes)
-                if bytes
-                    .iter()
-                    .all(|b| b.is_ascii_alphanumeric() || b"-_".contains(b)) =>
-            {
+            Ok(bytes) if bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(b)) => {
                 Ok(Self(bytes))
             }
-            _ => Err(Error::invalid(
-                "lock id must be exactly 22 base64url characters",
-            )),
+            _ => Err(Error::invalid("lock id must be exactly 22 base64url characters")),
         }
     }
 
@@ -101,14 +92,10 @@ mod tests {
 
     #[test]
     fn random_ids_differ_and_are_canonical() {
-        let ids: Vec<_> = (0..64)
-            .map(|_| LockId::random().expect("randomness"))
-            .collect();
+        let ids: Vec<_> = (0..64).map(|_| LockId::random().expect("randomness")).collect();
         for (i, id) in ids.iter().enumerate() {
             assert!(ids[i + 1..].iter().all(|other| other != id));
-            let bytes = URL_SAFE_NO_PAD
-                .decode(id.expose())
-                .expect("canonical base64url");
+            let bytes = URL_SAFE_NO_PAD.decode(id.expose()).expect("canonical base64url");
             assert_eq!(bytes.len(), 16);
         }
     }

@@ -7,6 +7,7 @@ pub(crate) mod fence;
 pub(crate) mod hash_id;
 pub(crate) mod key;
 pub(crate) mod lock_id;
+pub(crate) mod sharded;
 pub(crate) mod storage_key;
 pub(crate) mod time;
 pub(crate) mod ttl;

@@ -49,11 +49,7 @@ impl KeySpace {
                 "prefix exceeds the backend's limit after the reserved bytes; use a shorter one",
             ));
         }
-        Ok(Self {
-            prefix,
-            limit_bytes,
-            reserve_bytes,
-        })
+        Ok(Self { prefix, limit_bytes, reserve_bytes })
     }
 
     /// The prefix, without colons at its end.
@@ -88,17 +84,11 @@ impl KeySpace {
         if hashed.len() + self.reserve_bytes <= self.limit_bytes {
             return Ok(hashed);
         }
-        Err(Error::invalid(
-            "prefix leaves no room for a key, not even a hashed one",
-        ))
+        Err(Error::invalid("prefix leaves no room for a key, not even a hashed one"))
     }
 
     fn prefixed(&self, name: &str) -> String {
-        if self.prefix.is_empty() {
-            name.to_owned()
-        } else {
-            format!("{}:{name}", self.prefix)
-        }
+        if self.prefix.is_empty() { name.to_owned() } else { format!("{}:{name}", self.prefix) }
     }
 }
 
@@ -110,10 +100,7 @@ mod tests {
     fn a_key_is_hashed_exactly_when_it_does_not_fit() {
         let space = KeySpace::new("p", 34, 2).expect("valid");
         let plain = Key::new("x".repeat(30)).expect("valid");
-        assert_eq!(
-            space.lock_key(&plain).expect("fits"),
-            format!("p:{}", "x".repeat(30))
-        );
+        assert_eq!(space.lock_key(&plain).expect("fits"), format!("p:{}", "x".repeat(30)));
         let long = Key::new("x".repeat(31)).expect("valid");
         assert_eq!(space.lock_key(&long).expect("hashed").len(), 2 + 22);
     }

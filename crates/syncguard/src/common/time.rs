@@ -68,9 +68,7 @@ impl fmt::Debug for Timestamp {
 impl From<SystemTime> for Timestamp {
     /// Times before the epoch become the epoch.
     fn from(time: SystemTime) -> Self {
-        let since_epoch = time
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
+        let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
     }
 }
@@ -109,15 +107,9 @@ mod tests {
         for now_ms in [0, 9_999, 10_000, 10_999, 11_000, 50_000] {
             let now = Timestamp::from_millis(now_ms);
             let left_ms = u64::try_from(expires_at.dead_in(now).as_millis()).expect("small");
-            assert!(!is_live(
-                expires_at,
-                Timestamp::from_millis(now_ms + left_ms)
-            ));
+            assert!(!is_live(expires_at, Timestamp::from_millis(now_ms + left_ms)));
             if left_ms > 0 {
-                assert!(is_live(
-                    expires_at,
-                    Timestamp::from_millis(now_ms + left_ms - 1)
-                ));
+                assert!(is_live(expires_at, Timestamp::from_millis(now_ms + left_ms - 1)));
             }
         }
     }
@@ -127,9 +119,6 @@ mod tests {
         let end = Timestamp::from_millis(u64::MAX);
         assert_eq!(end.expiry(Ttl::MAX), end);
         assert!(is_live(end, Timestamp::from_millis(u64::MAX - 1)));
-        assert_eq!(
-            SystemTime::UNIX_EPOCH,
-            Timestamp::from(SystemTime::UNIX_EPOCH).into()
-        );
+        assert_eq!(SystemTime::UNIX_EPOCH, Timestamp::from(SystemTime::UNIX_EPOCH).into());
     }
 }

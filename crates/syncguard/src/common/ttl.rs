@@ -107,10 +107,7 @@ mod tests {
 
     #[test]
     fn cut_to_what_is_left() {
-        assert_eq!(
-            Ttl::DEFAULT.at_most(Duration::from_secs(5)).as_millis(),
-            5_000
-        );
+        assert_eq!(Ttl::DEFAULT.at_most(Duration::from_secs(5)).as_millis(), 5_000);
         assert_eq!(Ttl::DEFAULT.at_most(Duration::MAX), Ttl::DEFAULT);
         assert_eq!(Ttl::DEFAULT.at_most(Duration::ZERO).as_millis(), 1);
     }

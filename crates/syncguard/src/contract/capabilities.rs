@@ -42,12 +42,7 @@ impl Capabilities {
     /// The capabilities of a backend whose undo is not final.
     #[must_use]
     pub const fn new<F: Fencing>(backend: &'static str, time_authority: TimeAuthority) -> Self {
-        Self {
-            backend,
-            fencing: F::SUPPORTED,
-            time_authority,
-            undo_is_final: false,
-        }
+        Self { backend, fencing: F::SUPPORTED, time_authority, undo_is_final: false }
     }
 
     /// States that an answered undo is final.

@@ -34,11 +34,7 @@ pub struct Lease<F: Fencing = Fenced> {
 impl<F: Fencing> Lease<F> {
     /// A lease, as a backend grants it.
     pub fn new(token: F::Token, expires_at: Timestamp) -> Self {
-        Self {
-            token,
-            expires_at,
-            receipt: None,
-        }
+        Self { token, expires_at, receipt: None }
     }
 
     /// Adds what the backend wants to be reminded of at release and extend.
@@ -129,10 +125,7 @@ impl Extension {
     /// An extension, as a backend grants it.
     #[must_use]
     pub fn new(expires_at: Timestamp) -> Self {
-        Self {
-            expires_at,
-            receipt: None,
-        }
+        Self { expires_at, receipt: None }
     }
 
     /// Replaces what the backend wants to be reminded of.

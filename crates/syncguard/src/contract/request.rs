@@ -36,11 +36,7 @@ pub struct AcquireRequest {
 impl AcquireRequest {
     /// A new request, with a lock id of its own.
     pub fn new(key: Key, ttl: Ttl) -> Result<Self> {
-        Ok(Self {
-            key,
-            lock_id: LockId::random()?,
-            ttl,
-        })
+        Ok(Self { key, lock_id: LockId::random()?, ttl })
     }
 
     /// What to lock.
@@ -103,10 +99,7 @@ impl Hint {
     /// A hint that names the key.
     #[must_use]
     pub fn key(key: Key) -> Self {
-        Self {
-            key: Some(key),
-            receipt: None,
-        }
+        Self { key: Some(key), receipt: None }
     }
 
     /// Adds the backend's receipt.
@@ -129,11 +122,7 @@ impl ReleaseRequest {
     /// Releases the lock that `lock_id` holds.
     #[must_use]
     pub fn new(lock_id: LockId) -> Self {
-        Self {
-            lock_id,
-            hint: Hint::default(),
-            undo: false,
-        }
+        Self { lock_id, hint: Hint::default(), undo: false }
     }
 
     /// Releases what an acquire of unknown outcome may have taken, now or later.
@@ -142,11 +131,7 @@ impl ReleaseRequest {
     /// refused as [`Acquire::Spent`](crate::Acquire::Spent).
     #[must_use]
     pub fn undo(request: &AcquireRequest) -> Self {
-        Self {
-            lock_id: request.lock_id,
-            hint: Hint::key(request.key.clone()),
-            undo: true,
-        }
+        Self { lock_id: request.lock_id, hint: Hint::key(request.key.clone()), undo: true }
     }
 
     /// Adds a hint.
@@ -187,11 +172,7 @@ impl ExtendRequest {
     /// Sets the expiry of the lock that `lock_id` holds to *now + ttl*.
     #[must_use]
     pub fn new(lock_id: LockId, ttl: Ttl) -> Self {
-        Self {
-            lock_id,
-            ttl,
-            hint: Hint::default(),
-        }
+        Self { lock_id, ttl, hint: Hint::default() }
     }
 
     /// Adds a hint.

@@ -27,20 +27,12 @@ impl<F: Fencing> StoredLock<F> {
         acquired_at: Timestamp,
         expires_at: Timestamp,
     ) -> Self {
-        Self {
-            key,
-            lock_id,
-            token,
-            acquired_at,
-            expires_at,
-        }
+        Self { key, lock_id, token, acquired_at, expires_at }
     }
 }
 
 impl<F: Fencing> fmt::Debug for StoredLock<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoredLock")
-            .field("key", &self.key)
-            .finish_non_exhaustive()
+        f.debug_struct("StoredLock").field("key", &self.key).finish_non_exhaustive()
     }
 }

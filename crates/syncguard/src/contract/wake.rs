@@ -36,6 +36,14 @@ impl WakeUps {
         self.receiver.mark_unchanged();
     }
 
+    /// Whether this is certainly the only subscription to its key, in any process.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        let topics = self.hub.lock();
+        self.hub.sees_everybody
+            && topics.get(&self.key).is_none_or(|sender| sender.receiver_count() <= 1)
+    }
+
     /// Whether wake-ups work at the moment. While they do not, only polling helps.
     #[must_use]
     pub fn are_working(&self) -> bool {
@@ -45,9 +53,7 @@ impl WakeUps {
 
 impl fmt::Debug for WakeUps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WakeUps")
-            .field("key", &self.key)
-            .finish_non_exhaustive()
+        f.debug_struct("WakeUps").field("key", &self.key).finish_non_exhaustive()
     }
 }
 
@@ -55,10 +61,7 @@ impl Drop for WakeUps {
     fn drop(&mut self) {
         let mut topics = self.hub.lock();
         // Ours is still counted, so one receiver means that it is the last.
-        if topics
-            .get(&self.key)
-            .is_some_and(|sender| sender.receiver_count() == 1)
-        {
+        if topics.get(&self.key).is_some_and(|sender| sender.receiver_count() == 1) {
             topics.remove(&self.key);
             self.hub.count.store(topics.len(), Ordering::SeqCst);
         }
@@ -66,7 +69,7 @@ impl Drop for WakeUps {
 }
 
 /// The subscriptions of one backend, by key. Keys that nobody waits for take no space.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct WakeHub {
     topics: Arc<Topics>,
 }
@@ -74,6 +77,8 @@ pub struct WakeHub {
 #[derive(Default)]
 struct Topics {
     by_key: Mutex<HashMap<Key, watch::Sender<bool>>>,
+    /// Whether every waiter of every process subscribes here.
+    sees_everybody: bool,
     /// The size of the map, so that a release when nobody waits for anything takes no lock.
     count: AtomicUsize,
 }
@@ -85,26 +90,26 @@ impl Topics {
 }
 
 impl WakeHub {
-    /// An empty hub.
+    /// An empty hub for a store that other processes share.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        Self { topics: Arc::default() }
+    }
+
+    /// An empty hub for a store that lives in this process: it knows every waiter there is.
+    #[must_use]
+    pub fn in_process() -> Self {
+        Self { topics: Arc::new(Topics { sees_everybody: true, ..Topics::default() }) }
     }
 
     /// Subscribes to the wake-ups of `key` from now on.
     #[must_use]
     pub fn subscribe(&self, key: &Key) -> WakeUps {
         let mut topics = self.topics.lock();
-        let sender = topics
-            .entry(key.clone())
-            .or_insert_with(|| watch::Sender::new(true));
+        let sender = topics.entry(key.clone()).or_insert_with(|| watch::Sender::new(true));
         let receiver = sender.subscribe();
         self.topics.count.store(topics.len(), Ordering::SeqCst);
-        WakeUps {
-            receiver,
-            hub: Arc::clone(&self.topics),
-            key: key.clone(),
-        }
+        WakeUps { receiver, hub: Arc::clone(&self.topics), key: key.clone() }
     }
 
     /// Wakes everybody who waits for `key`.
@@ -123,11 +128,15 @@ impl WakeHub {
     }
 }
 
+impl Default for WakeHub {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl fmt::Debug for WakeHub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WakeHub")
-            .field("awaited_keys", &self.awaited_keys())
-            .finish()
+        f.debug_struct("WakeHub").field("awaited_keys", &self.awaited_keys()).finish()
     }
 }
 

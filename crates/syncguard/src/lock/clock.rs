@@ -55,10 +55,7 @@ impl Ticker {
     const SLICE: Duration = Duration::from_secs(1);
 
     pub(crate) fn new(kind: LocalClock) -> Self {
-        Self {
-            kind,
-            origin: Instant::now(),
-        }
+        Self { kind, origin: Instant::now() }
     }
 
     pub(crate) fn now(&self) -> LocalInstant {
@@ -105,10 +102,7 @@ fn suspend_aware_now(_origin: Instant) -> Duration {
 fn since_boot(clock: rustix::time::ClockId) -> Duration {
     let now = rustix::time::clock_gettime(clock);
     // The kernel counts both from boot, so neither is negative.
-    Duration::new(
-        u64::try_from(now.tv_sec).unwrap_or(0),
-        u32::try_from(now.tv_nsec).unwrap_or(0),
-    )
+    Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 /// Elsewhere the standard library's clock is the best there is; on Windows it counts sleep.
@@ -123,10 +117,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn tokio_time_can_be_moved_and_real_time_cannot() {
-        let (moved, real) = (
-            Ticker::new(LocalClock::Tokio),
-            Ticker::new(LocalClock::SuspendAware),
-        );
+        let (moved, real) = (Ticker::new(LocalClock::Tokio), Ticker::new(LocalClock::SuspendAware));
         let (moved_before, real_before) = (moved.now(), real.now());
         tokio::time::advance(Duration::from_secs(3600)).await;
         assert_eq!(moved.now().since(moved_before), Duration::from_secs(3600));
@@ -137,9 +128,7 @@ mod tests {
     async fn sleeping_ends_at_the_deadline() {
         let ticker = Ticker::new(LocalClock::Tokio);
         let start = ticker.now();
-        ticker
-            .sleep_until(start + Duration::from_millis(1500))
-            .await;
+        ticker.sleep_until(start + Duration::from_millis(1500)).await;
         assert_eq!(ticker.now().since(start), Duration::from_millis(1500));
     }
 }

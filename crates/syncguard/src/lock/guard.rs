@@ -11,9 +11,9 @@ use tokio_util::sync::CancellationToken;
 use super::attempt::Carried;
 use super::heartbeat;
 use super::hold::{Grant, Hold};
-use super::locker::Shared;
-use super::options::{LockOptions, ReleaseSource};
-use super::reaper::{OrphanRelease, release_later};
+use super::locker::Context;
+use super::options::ReleaseSource;
+use super::reaper::release_later;
 use crate::common::error::Result;
 use crate::common::fence::{Fence, Fenced, Fencing};
 use crate::common::key::Key;
@@ -32,7 +32,7 @@ use crate::contract::request::ReleaseRequest;
 /// * Dropping never blocks, never panics and needs no runtime around it. When the runtime of the
 ///   locker ends first, the release never runs: **call [`Locker::shutdown`] before the runtime
 ///   ends**. What went wrong reaches
-///   [`on_release_error`](LockOptions::on_release_error).
+///   [`on_release_error`](crate::LockOptions::on_release_error).
 /// * The lock is a lease. It is ours for certain only until *before the request was sent* + TTL
 ///   ([`remaining`](Self::remaining)); send the [`fence`](Self::fence) with every write.
 ///
@@ -67,23 +67,12 @@ enum Ending {
 }
 
 impl<B: LockBackend> LockGuard<B> {
-    pub(super) fn new(
-        shared: &Arc<Shared<B>>,
-        options: &Arc<LockOptions>,
-        key: Key,
-        grant: Grant<B::Fencing>,
-    ) -> Self {
-        let hold = Hold::new(Arc::clone(shared), Arc::clone(options), key, grant);
-        let hold = Arc::new(hold);
-        if options.renew {
+    pub(super) fn new(context: Arc<Context<B>>, key: Key, grant: Grant<B::Fencing>) -> Self {
+        let hold = Arc::new(Hold::new(context, key, grant));
+        if hold.context.options.renew {
             heartbeat::start(&hold);
         }
-        Self {
-            held: Held(hold),
-            ending: Ending::Armed {
-                release_was_sent: false,
-            },
-        }
+        Self { held: Held(hold), ending: Ending::Armed { release_was_sent: false } }
     }
 
     fn hold(&self) -> &Arc<Hold<B>> {
@@ -104,32 +93,24 @@ impl<B: LockBackend> LockGuard<B> {
             return Ok(Release::NotHeld(Absence::NotFound));
         }
         let hold = Arc::clone(self.hold());
-        hold.shared.check_runtime()?;
+        hold.context.check_runtime()?;
         hold.let_go();
-        let release_was_sent = self.ending
-            != Ending::Armed {
-                release_was_sent: false,
-            };
+        let release_was_sent = self.ending != Ending::Armed { release_was_sent: false };
         self.ending = Ending::HandedOn;
         let request = ReleaseRequest::new(hold.lock_id).with_hint(hold.hint());
-        let shared = Arc::clone(&hold.shared);
-        let call = async move { shared.backend.release(&request).await };
-        match Carried::new(call, OrphanRelease(Arc::clone(&hold))).await {
+        let caller = Arc::clone(&hold);
+        let call = async move { caller.context.backend.release(&request).await };
+        let adopt = |rest| release_later(Arc::clone(&hold), ReleaseSource::Guard, Some(rest));
+        match Carried::new(call, adopt).await {
             Ok(answer) => {
                 self.ending = Ending::Answered;
                 hold.given_back();
                 // The release before this one may have worked although its answer was lost.
-                Ok(if release_was_sent {
-                    Release::Released
-                } else {
-                    answer
-                })
+                Ok(if release_was_sent { Release::Released } else { answer })
             }
             Err(error) => {
                 let may_have_worked = release_was_sent || error.may_have_taken_effect();
-                self.ending = Ending::Armed {
-                    release_was_sent: may_have_worked,
-                };
+                self.ending = Ending::Armed { release_was_sent: may_have_worked };
                 Err(error.with_key(&hold.key).with_lock_id(hold.lock_id))
             }
         }
@@ -165,7 +146,7 @@ impl<B: LockBackend> Drop for LockGuard<B> {
     fn drop(&mut self) {
         self.hold().let_go();
         if matches!(self.ending, Ending::Armed { .. }) {
-            release_later(self.hold(), ReleaseSource::Guard);
+            release_later(Arc::clone(self.hold()), ReleaseSource::Guard, None);
         }
     }
 }
@@ -234,7 +215,7 @@ impl<B: LockBackend> Held<B> {
     ///
     /// Dropped half-way, the extend goes on in the background and its answer is noted.
     pub async fn extend(&self, ttl: Ttl) -> Result<Extend> {
-        self.0.shared.check_runtime()?;
+        self.0.context.check_runtime()?;
         let answer = self.0.extend(ttl).await;
         answer.map_err(|error| error.with_key(&self.0.key).with_lock_id(self.0.lock_id))
     }
@@ -242,7 +223,7 @@ impl<B: LockBackend> Held<B> {
     /// Waits until the lock is lost and tells why. Never ends while it is ours, nor after the
     /// guard has let go.
     ///
-    /// With [renewal](LockOptions::renew) it is told at once; without, when the time is over.
+    /// With [renewal](crate::LockOptions::renew) it is told at once; without, when the time is over.
     ///
     /// # Cancel safety
     ///
@@ -285,7 +266,7 @@ impl<B: LockBackend> Held<B> {
     pub fn lost_token(&self) -> CancellationToken {
         let token = CancellationToken::new();
         let (hold, lost) = (Arc::clone(&self.0), token.clone());
-        self.0.shared.reaper.spawn_untracked(async move {
+        self.0.context.reaper.spawn_untracked(async move {
             tokio::select! {
                 biased;
                 _reason = hold.lost() => lost.cancel(),
@@ -306,8 +287,6 @@ impl<B: LockBackend<Fencing = Fenced>> Held<B> {
 
 impl<B: LockBackend> fmt::Debug for Held<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held")
-            .field("key", self.key())
-            .finish_non_exhaustive()
+        f.debug_struct("Held").field("key", self.key()).finish_non_exhaustive()
     }
 }

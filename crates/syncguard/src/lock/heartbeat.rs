@@ -11,8 +11,8 @@ use crate::contract::outcome::Extend;
 /// Starts renewing a lock. The task ends when the guard lets go or the lock is lost.
 pub(super) fn start<B: LockBackend>(hold: &Arc<Hold<B>>) {
     let hold = Arc::clone(hold);
-    let shared = Arc::clone(&hold.shared);
-    shared.reaper.spawn_untracked(async move {
+    let context = Arc::clone(&hold.context);
+    context.reaper.spawn_untracked(async move {
         tokio::select! {
             biased;
             // An extend that is under way goes on in the background, it is not torn apart.
@@ -23,10 +23,10 @@ pub(super) fn start<B: LockBackend>(hold: &Arc<Hold<B>>) {
 }
 
 async fn renew<B: LockBackend>(hold: &Arc<Hold<B>>) {
-    let ticker = &hold.shared.ticker;
-    let ttl = hold.options.ttl;
+    let ticker = &hold.context.ticker;
+    let ttl = hold.context.options.ttl;
     let third = ttl.as_duration() / 3;
-    let end = hold.options.max_hold.map(|max_hold| hold.since + max_hold);
+    let end = hold.context.options.max_hold.map(|max_hold| hold.since + max_hold);
     let mut next = hold.since + third;
     let mut reason = LostReason::Expired;
     loop {

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::attempt::{BoxFuture, Carried, Orphanage};
+use super::attempt::{BoxFuture, Carried};
 use super::clock::LocalInstant;
-use super::locker::Shared;
-use super::options::{LockOptions, ReleaseSource};
+use super::locker::Context;
+use super::options::ReleaseSource;
 use super::reaper::release_later;
 use crate::common::error::Result;
 use crate::common::fence::Fencing;
@@ -27,8 +27,7 @@ use crate::contract::request::{ExtendRequest, Hint, Receipt};
 /// A held lock, shared by its guard, its renewal and work that runs under it.
 #[derive(Debug)]
 pub(super) struct Hold<B: LockBackend> {
-    pub(super) shared: Arc<Shared<B>>,
-    pub(super) options: Arc<LockOptions>,
+    pub(super) context: Arc<Context<B>>,
     pub(super) key: Key,
     pub(super) lock_id: LockId,
     pub(super) token: <B::Fencing as Fencing>::Token,
@@ -63,15 +62,9 @@ pub(super) struct Grant<F: Fencing> {
 }
 
 impl<B: LockBackend> Hold<B> {
-    pub(super) fn new(
-        shared: Arc<Shared<B>>,
-        options: Arc<LockOptions>,
-        key: Key,
-        grant: Grant<B::Fencing>,
-    ) -> Self {
+    pub(super) fn new(context: Arc<Context<B>>, key: Key, grant: Grant<B::Fencing>) -> Self {
         Self {
-            shared,
-            options,
+            context,
             key,
             lock_id: grant.lock_id,
             token: grant.token,
@@ -110,7 +103,7 @@ impl<B: LockBackend> Hold<B> {
         if state.is_over || state.lost.is_some() {
             return Duration::ZERO;
         }
-        state.deadline.since(self.shared.ticker.now())
+        state.deadline.since(self.context.ticker.now())
     }
 
     /// The guard lets go: nothing is extended after this. Answers whether it had not before.
@@ -118,9 +111,9 @@ impl<B: LockBackend> Hold<B> {
         let first = !std::mem::replace(&mut self.state().is_over, true);
         if first {
             self.changed.notify_waiters();
-            self.shared.observe(|| EngineEvent::Held {
+            self.context.observe(|| EngineEvent::Held {
                 key_hash: self.key.hash(),
-                held: self.shared.ticker.now().since(self.since),
+                held: self.context.ticker.now().since(self.since),
             });
         }
         first
@@ -128,7 +121,7 @@ impl<B: LockBackend> Hold<B> {
 
     /// The lock is free, as far as this process knows.
     pub(super) fn given_back(&self) {
-        self.shared.lanes.given_back(&self.key);
+        self.context.lanes.given_back(&self.key);
     }
 
     /// Gives the lock up as lost, for ever.
@@ -143,10 +136,7 @@ impl<B: LockBackend> Hold<B> {
         self.changed.notify_waiters();
         self.given_back();
         tracing::warn!(key_hash = %self.key.hash(), reason = reason.as_str(), "lost a lock: {reason}");
-        self.shared.observe(|| EngineEvent::Lost {
-            key_hash: self.key.hash(),
-            reason,
-        });
+        self.context.observe(|| EngineEvent::Lost { key_hash: self.key.hash(), reason });
     }
 
     /// Waits until the lock is lost. Never ends when the guard lets go before.
@@ -168,7 +158,7 @@ impl<B: LockBackend> Hold<B> {
             tokio::select! {
                 biased;
                 () = changed => {}
-                () = self.shared.ticker.sleep_until(deadline) => {
+                () = self.context.ticker.sleep_until(deadline) => {
                     if self.deadline() <= deadline {
                         self.lose(LostReason::Expired);
                     }
@@ -199,22 +189,15 @@ impl<B: LockBackend> Hold<B> {
     pub(super) async fn extend(self: &Arc<Self>, ttl: Ttl) -> Result<Extend> {
         const GONE: Result<Extend> = Ok(Extend::NotHeld(Absence::Expired));
         let _one_at_a_time = self.extending.lock().await;
-        let sent = self.shared.ticker.now();
+        let sent = self.context.ticker.now();
         if sent >= self.deadline() {
             self.lose(LostReason::Expired);
             return GONE;
         }
         let request = ExtendRequest::new(self.lock_id, ttl).with_hint(self.hint());
-        let shared = Arc::clone(&self.shared);
-        let call = async move { shared.backend.extend(&request).await };
-        let mut call = Carried::new(
-            call,
-            OrphanExtend {
-                hold: Arc::clone(self),
-                sent,
-                ttl,
-            },
-        );
+        let hold = Arc::clone(self);
+        let call = async move { hold.context.backend.extend(&request).await };
+        let mut call = Carried::new(call, |rest| self.note_later(rest, sent, ttl));
         // The first poll sends the request. It happens under the same lock as letting go, so that
         // no extend is ever sent after a release.
         let begun = poll_fn(|context| {
@@ -245,7 +228,7 @@ impl<B: LockBackend> Hold<B> {
                 return answer;
             }
         };
-        let now = self.shared.ticker.now();
+        let now = self.context.ticker.now();
         {
             let mut state = self.state();
             if state.is_over {
@@ -254,35 +237,24 @@ impl<B: LockBackend> Hold<B> {
             if state.lost.is_none() && now < state.deadline {
                 state.deadline = sent + ttl.as_duration();
                 state.expires_at = extension.expires_at();
-                state.receipt = extension
-                    .receipt()
-                    .cloned()
-                    .or_else(|| state.receipt.take());
+                state.receipt = extension.receipt().cloned().or_else(|| state.receipt.take());
                 drop(state);
                 self.changed.notify_waiters();
                 return answer;
             }
         }
         self.lose(LostReason::Expired);
-        release_later(self, ReleaseSource::LateExtend);
+        release_later(Arc::clone(self), ReleaseSource::LateExtend, None);
         Extend::NotHeld(Absence::Expired)
     }
-}
 
-/// An extend whose caller has gone: driven to its answer, which is noted.
-struct OrphanExtend<B: LockBackend> {
-    hold: Arc<Hold<B>>,
-    sent: LocalInstant,
-    ttl: Ttl,
-}
-
-impl<B: LockBackend> Orphanage<Result<Extend>> for OrphanExtend<B> {
-    fn adopt(self, rest: BoxFuture<Result<Extend>>) {
-        let shared = Arc::clone(&self.hold.shared);
-        shared.reaper.spawn_untracked(async move {
+    /// An extend whose caller has gone is driven to its answer, which is noted.
+    fn note_later(self: &Arc<Self>, rest: BoxFuture<Result<Extend>>, sent: LocalInstant, ttl: Ttl) {
+        let hold = Arc::clone(self);
+        self.context.reaper.spawn_untracked(async move {
             if let Ok(answer) = rest.await {
-                // Whatever it says has been noted; nobody waits for the answer.
-                drop(self.hold.note_extend(answer, self.sent, self.ttl));
+                // Whatever it says is noted; nobody waits for the answer.
+                drop(hold.note_extend(answer, sent, ttl));
             }
         });
     }

@@ -1,20 +1,18 @@
 //! The waiters of this process, one lane per key: in order, and only the first talks to the store.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use tokio::sync::Notify;
 
 use super::clock::LocalInstant;
 use crate::common::key::Key;
+use crate::common::sharded::Sharded;
 use crate::contract::wake::WakeUps;
 
 /// All lanes of a locker. A lane exists while somebody is in it.
 pub(super) struct Lanes {
-    hasher: RandomState,
-    shards: Box<[Mutex<HashMap<Key, Entry>>]>,
+    by_key: Sharded<Key, Entry>,
 }
 
 struct Entry {
@@ -77,26 +75,18 @@ impl Courtesy {
 
 impl Default for Courtesy {
     fn default() -> Self {
-        Self {
-            in_a_row: 0,
-            allowed: Self::LEAST,
-        }
+        Self { in_a_row: 0, allowed: Self::LEAST }
     }
 }
 
 impl Lanes {
-    const SHARDS: usize = 64;
-
     pub(super) fn new() -> Self {
-        Self {
-            hasher: RandomState::new(),
-            shards: (0..Self::SHARDS).map(|_| Mutex::default()).collect(),
-        }
+        Self { by_key: Sharded::new() }
     }
 
     /// Enters the lane of a key; the visit ends when the answer is dropped.
     pub(super) fn enter<'a>(&'a self, key: &'a Key) -> Visit<'a> {
-        let mut shard = self.shard_of(key);
+        let mut shard = self.by_key.shard_of(key);
         let lane = match shard.get_mut(key) {
             Some(entry) => {
                 entry.visitors += 1;
@@ -104,50 +94,29 @@ impl Lanes {
             }
             None => {
                 let lane = Arc::<Lane>::default();
-                shard.insert(
-                    key.clone(),
-                    Entry {
-                        lane: Arc::clone(&lane),
-                        visitors: 1,
-                    },
-                );
+                shard.insert(key.clone(), Entry { lane: Arc::clone(&lane), visitors: 1 });
                 lane
             }
         };
-        Visit {
-            lanes: self,
-            key,
-            lane,
-        }
+        Visit { lanes: self, key, lane }
     }
 
     /// Tells the first waiter, if there is one, that this process has given the lock back.
     pub(super) fn given_back(&self, key: &Key) {
-        if let Some(entry) = self.shard_of(key).get(key) {
+        if let Some(entry) = self.by_key.shard_of(key).get(key) {
             entry.lane.given_back.notify_one();
         }
     }
 
     /// How many keys somebody waits for.
     pub(super) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| lock(shard).len()).sum()
+        self.by_key.len()
     }
-
-    fn shard_of(&self, key: &Key) -> MutexGuard<'_, HashMap<Key, Entry>> {
-        let shard = usize::try_from(self.hasher.hash_one(key) % Self::SHARDS as u64);
-        lock(&self.shards[shard.expect("BUG: a shard number is small")])
-    }
-}
-
-fn lock(shard: &Mutex<HashMap<Key, Entry>>) -> MutexGuard<'_, HashMap<Key, Entry>> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for Lanes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lanes")
-            .field("awaited_keys", &self.len())
-            .finish()
+        f.debug_struct("Lanes").field("awaited_keys", &self.len()).finish()
     }
 }
 
@@ -160,7 +129,7 @@ pub(super) struct Visit<'a> {
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        let mut shard = self.lanes.shard_of(self.key);
+        let mut shard = self.lanes.by_key.shard_of(self.key);
         if let Some(entry) = shard.get_mut(self.key) {
             entry.visitors -= 1;
             if entry.visitors == 0 {

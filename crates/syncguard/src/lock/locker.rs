@@ -1,12 +1,15 @@
 //! The locker: the way to take locks on a backend.
 
+use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{self, Handle};
+use tokio::task;
 
 use super::clock::{LocalClock, Ticker};
 use super::guard::{Held, LockGuard};
@@ -42,8 +45,23 @@ use crate::contract::request::ExtendRequest;
 /// }
 /// ```
 pub struct Locker<B: LockBackend> {
+    context: Arc<Context<B>>,
+}
+
+/// A locker's options and what it shares with lockers of other options, behind one pointer:
+/// counting two would make threads meet twice as often.
+#[derive(Debug)]
+pub(super) struct Context<B> {
     shared: Arc<Shared<B>>,
-    options: Arc<LockOptions>,
+    pub(super) options: LockOptions,
+}
+
+impl<B> Deref for Context<B> {
+    type Target = Shared<B>;
+
+    fn deref(&self) -> &Shared<B> {
+        &self.shared
+    }
 }
 
 /// What all clones of a locker, and all its guards, share.
@@ -69,16 +87,35 @@ impl<B> Shared<B> {
     /// A backend's connections live in one runtime; in another one a call could hang for ever.
     pub(super) fn check_runtime(&self) -> Result<()> {
         let home = self.reaper.runtime().id();
-        match Handle::try_current() {
-            Ok(here) if here.id() == home => Ok(()),
-            Ok(_) => Err(Error::invalid(
+        match current_runtime() {
+            Some(here) if here == home => Ok(()),
+            Some(_) => Err(Error::invalid(
                 "the locker belongs to another runtime; build one locker per runtime",
             )),
-            Err(_) => Err(Error::invalid(
+            None => Err(Error::invalid(
                 "the locker needs the runtime it was built in; there is none here",
             )),
         }
     }
+}
+
+/// The runtime that the caller runs in.
+///
+/// Asking tokio means counting a reference that all threads share, so the answer is remembered
+/// for the task at hand: a task never changes its runtime, and its id is never used again.
+fn current_runtime() -> Option<runtime::Id> {
+    thread_local! {
+        static LAST: Cell<Option<(task::Id, runtime::Id)>> = const { Cell::new(None) };
+    }
+    let task = task::try_id();
+    if let (Some(task), Some((last, runtime))) = (task, LAST.get())
+        && task == last
+    {
+        return Some(runtime);
+    }
+    let runtime = Handle::try_current().ok()?.id();
+    LAST.set(task.map(|task| (task, runtime)));
+    Some(runtime)
 }
 
 impl<B: LockBackend> Locker<B> {
@@ -112,22 +149,20 @@ impl<B: LockBackend> Locker<B> {
     /// ```
     pub fn with_options(&self, options: LockOptions) -> Result<Self> {
         options.validate()?;
-        Ok(Self {
-            shared: Arc::clone(&self.shared),
-            options: Arc::new(options),
-        })
+        let shared = Arc::clone(&self.context.shared);
+        Ok(Self { context: Arc::new(Context { shared, options }) })
     }
 
     /// The options for the locks that this locker takes.
     #[must_use]
     pub fn options(&self) -> &LockOptions {
-        &self.options
+        &self.context.options
     }
 
     /// The backend.
     #[must_use]
     pub fn backend(&self) -> &B {
-        &self.shared.backend
+        &self.context.backend
     }
 
     /// Takes the lock if it is free; one attempt, no queueing.
@@ -141,7 +176,7 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let key = self.ready_for(key)?;
-        Wait::new(&self.shared, &self.options, &key).once().await
+        Wait::new(&self.context, &key).once().await
     }
 
     /// Takes the lock, waiting for it up to the [timeout](LockOptions::timeout).
@@ -163,9 +198,7 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let key = self.ready_for(key)?;
-        Wait::new(&self.shared, &self.options, &key)
-            .until_acquired()
-            .await
+        Wait::new(&self.context, &key).until_acquired().await
     }
 
     /// Takes the lock, runs `work` under it, and releases it.
@@ -203,21 +236,17 @@ impl<B: LockBackend> Locker<B> {
     {
         let mut guard = self.lock(key).await?;
         let outcome = guard.run(work(guard.held())).await;
-        let limit = self
-            .options
-            .release_timeout
-            .map(|timeout| self.shared.ticker.now() + timeout);
+        let limit =
+            self.context.options.release_timeout.map(|timeout| self.context.ticker.now() + timeout);
         tokio::select! {
             biased;
             // After an error the guard is dropped armed: it tries again and reports.
             _answer = guard.release() => {}
-            () = self.shared.ticker.sleep_until_some(limit) => {}
+            () = self.context.ticker.sleep_until_some(limit) => {}
         }
         outcome.map_err(|reason| {
-            Error::aborted(format!(
-                "the work was ended because its lock was lost: {reason}"
-            ))
-            .with_key(guard.key())
+            Error::aborted(format!("the work was ended because its lock was lost: {reason}"))
+                .with_key(guard.key())
         })
     }
 
@@ -231,10 +260,10 @@ impl<B: LockBackend> Locker<B> {
     /// Dropped half-way, the lock may have been extended and stays with its id.
     pub async fn adopt(&self, lock_id: LockId) -> Result<Option<LockGuard<B>>> {
         self.check_open()?;
-        let sent = self.shared.ticker.now();
-        let backend = &self.shared.backend;
+        let sent = self.context.ticker.now();
+        let backend = &self.context.backend;
         let with_id = |error: Error| error.with_lock_id(lock_id);
-        let request = ExtendRequest::new(lock_id, self.options.ttl);
+        let request = ExtendRequest::new(lock_id, self.context.options.ttl);
         let extension = match backend.extend(&request).await.map_err(with_id)? {
             Extend::Extended(extension) => extension,
             Extend::NotHeld(_) => return Ok(None),
@@ -248,14 +277,9 @@ impl<B: LockBackend> Locker<B> {
             expires_at: extension.expires_at(),
             receipt: extension.receipt().cloned(),
             sent,
-            ttl: self.options.ttl,
+            ttl: self.context.options.ttl,
         };
-        Ok(Some(LockGuard::new(
-            &self.shared,
-            &self.options,
-            stored.key,
-            grant,
-        )))
+        Ok(Some(LockGuard::new(Arc::clone(&self.context), stored.key, grant)))
     }
 
     /// Takes no new locks and waits until all releases in the background are done, for at most ten
@@ -274,17 +298,14 @@ impl<B: LockBackend> Locker<B> {
     ///
     /// Dropped half-way, the releases go on; call it again to wait for them.
     pub async fn shutdown_within(&self, limit: Duration) -> Result<()> {
-        self.shared.check_runtime()?;
-        self.shared.is_shut_down.store(true, Ordering::SeqCst);
-        let drained = tokio::time::timeout(limit, self.shared.reaper.drain()).await;
+        self.context.check_runtime()?;
+        self.context.is_shut_down.store(true, Ordering::SeqCst);
+        let drained = tokio::time::timeout(limit, self.context.reaper.drain()).await;
         drained.map_err(|_elapsed| {
-            let left = self.shared.reaper.jobs();
+            let left = self.context.reaper.jobs();
             Error::new(
                 ErrorCode::NetworkTimeout,
-                format!(
-                    "{left} releases were still under way after {} ms",
-                    limit.as_millis()
-                ),
+                format!("{left} releases were still under way after {} ms", limit.as_millis()),
             )
         })
     }
@@ -300,8 +321,8 @@ impl<B: LockBackend> Locker<B> {
     }
 
     fn check_open(&self) -> Result<()> {
-        self.shared.check_runtime()?;
-        if self.shared.is_shut_down.load(Ordering::SeqCst) {
+        self.context.check_runtime()?;
+        if self.context.is_shut_down.load(Ordering::SeqCst) {
             return Err(Error::aborted("the locker has been shut down"));
         }
         Ok(())
@@ -310,20 +331,17 @@ impl<B: LockBackend> Locker<B> {
 
 impl<B: LockBackend> Clone for Locker<B> {
     fn clone(&self) -> Self {
-        Self {
-            shared: Arc::clone(&self.shared),
-            options: Arc::clone(&self.options),
-        }
+        Self { context: Arc::clone(&self.context) }
     }
 }
 
 impl<B: LockBackend> fmt::Debug for Locker<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locker")
-            .field("backend", &self.shared.backend)
-            .field("options", &self.options)
-            .field("lanes", &self.shared.lanes)
-            .field("background_jobs", &self.shared.reaper.jobs())
+            .field("backend", &self.context.backend)
+            .field("options", &self.context.options)
+            .field("lanes", &self.context.lanes)
+            .field("background_jobs", &self.context.reaper.jobs())
             .finish()
     }
 }
@@ -397,9 +415,7 @@ impl<B: LockBackend> LockerBuilder<B> {
             observer: self.observer,
             is_shut_down: AtomicBool::new(false),
         };
-        Ok(Locker {
-            shared: Arc::new(shared),
-            options: Arc::new(self.options),
-        })
+        let context = Context { shared: Arc::new(shared), options: self.options };
+        Ok(Locker { context: Arc::new(context) })
     }
 }

@@ -171,14 +171,12 @@ impl LockOptions {
     /// Refuses what makes no sense together.
     pub(crate) fn validate(&self) -> Result<()> {
         if self.renew && self.ttl.as_millis() < 3 {
-            return Err(Error::invalid(
-                "a ttl below 3 ms is too short to be renewed",
-            ));
+            return Err(Error::invalid("a ttl below 3 ms is too short to be renewed"));
         }
         match self.max_hold {
-            Some(_) if !self.renew => Err(Error::invalid(
-                "max_hold bounds renewal; ask for renewal too",
-            )),
+            Some(_) if !self.renew => {
+                Err(Error::invalid("max_hold bounds renewal; ask for renewal too"))
+            }
             Some(max_hold) if max_hold < self.ttl.as_duration() => {
                 Err(Error::invalid("max_hold must not be shorter than the ttl"))
             }

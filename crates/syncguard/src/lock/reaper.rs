@@ -9,11 +9,11 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
-use super::attempt::{BoxFuture, Orphanage};
+use super::attempt::BoxFuture;
 use super::clock::LocalInstant;
 use super::hold::Hold;
-use super::locker::Shared;
-use super::options::{LockOptions, ReleaseContext, ReleaseSource};
+use super::locker::Context;
+use super::options::{ReleaseContext, ReleaseSource};
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::time::TIME_TOLERANCE_MS;
 use crate::contract::LockBackend;
@@ -31,10 +31,7 @@ pub(super) struct Reaper {
 
 impl Reaper {
     pub(super) fn new(runtime: Handle) -> Self {
-        Self {
-            runtime,
-            jobs: TaskTracker::new(),
-        }
+        Self { runtime, jobs: TaskTracker::new() }
     }
 
     /// Starts a job that [`Self::drain`] waits for. It needs no runtime around the caller. When
@@ -63,36 +60,20 @@ impl Reaper {
     }
 }
 
-/// Releases a held lock in the background, until it is answered or its time is over.
-pub(super) fn release_later<B: LockBackend>(hold: &Arc<Hold<B>>, source: ReleaseSource) {
-    spawn_release(Arc::clone(hold), source, None);
-}
-
-fn spawn_release<B: LockBackend>(
+/// Releases a held lock in the background, until it is answered or its time is over. `begun` is a
+/// call that is already under way.
+pub(super) fn release_later<B: LockBackend>(
     hold: Arc<Hold<B>>,
     source: ReleaseSource,
     begun: Option<BoxFuture<Result<Release>>>,
 ) {
-    let shared = Arc::clone(&hold.shared);
-    let context = ReleaseContext {
-        key: hold.key.clone(),
-        lock_id: hold.lock_id,
-        source,
-    };
-    let report = Report::new(context, Arc::clone(&hold.options));
-    shared.reaper.spawn(async move {
+    let context = Arc::clone(&hold.context);
+    let which = ReleaseContext { key: hold.key.clone(), lock_id: hold.lock_id, source };
+    let report = Report::new(Arc::clone(&context), which);
+    context.reaper.spawn(async move {
         report.settle(release_until_answered(&hold, begun).await);
         hold.given_back();
     });
-}
-
-/// A call of `release` whose caller has gone.
-pub(super) struct OrphanRelease<B: LockBackend>(pub(super) Arc<Hold<B>>);
-
-impl<B: LockBackend> Orphanage<Result<Release>> for OrphanRelease<B> {
-    fn adopt(self, rest: BoxFuture<Result<Release>>) {
-        spawn_release(self.0, ReleaseSource::Guard, Some(rest));
-    }
 }
 
 async fn release_until_answered<B: LockBackend>(
@@ -101,63 +82,53 @@ async fn release_until_answered<B: LockBackend>(
 ) -> Result<()> {
     /// A lock that is already lost is still given this long to be released.
     const AT_LEAST: Duration = Duration::from_secs(5);
-    let ticker = &hold.shared.ticker;
-    let now = ticker.now();
-    let limit = match hold.options.release_timeout {
+    let now = hold.context.ticker.now();
+    let limit = match hold.context.options.release_timeout {
         Some(timeout) => now + timeout,
         None => (hold.deadline() + TOLERANCE).max(now + AT_LEAST),
     };
     let request = ReleaseRequest::new(hold.lock_id).with_hint(hold.hint());
-    let ask = || hold.shared.backend.release(&request);
+    let ask = || hold.context.backend.release(&request);
     let done = |answer: &Result<Release>| matches!(answer, Ok(_));
-    repeat(&hold.shared, limit, begun, ask, done)
-        .await
-        .map(|_| ())
+    repeat(&hold.context, limit, begun, ask, done).await.map(|_| ())
 }
 
-/// An acquire whose caller has gone: driven to its answer, and undone.
+/// What an acquire answers, with the context that it was called with.
+pub(super) type Asked<B> = (Result<Acquire<<B as LockBackend>::Fencing>>, Arc<Context<B>>);
+
+/// An acquire that nobody waits for any more: it is driven to its answer, and undone.
 pub(super) struct OrphanAcquire<B: LockBackend> {
-    pub(super) shared: Arc<Shared<B>>,
-    pub(super) options: Arc<LockOptions>,
+    pub(super) context: Arc<Context<B>>,
     pub(super) request: AcquireRequest,
     pub(super) sent: LocalInstant,
 }
 
-impl<B: LockBackend> Orphanage<Result<Acquire<B::Fencing>>> for OrphanAcquire<B> {
-    fn adopt(self, rest: BoxFuture<Result<Acquire<B::Fencing>>>) {
-        self.spawn_undo(Some(rest));
-    }
-}
-
 impl<B: LockBackend> OrphanAcquire<B> {
-    /// Undoes an acquire that failed and may have taken effect all the same.
-    pub(super) fn undo(self) {
-        self.spawn_undo(None);
-    }
-
-    fn spawn_undo(self, rest: Option<BoxFuture<Result<Acquire<B::Fencing>>>>) {
-        let shared = Arc::clone(&self.shared);
-        let context = ReleaseContext {
+    /// Undoes the acquire in the background. `rest` is the call if it is still under way; without
+    /// it the call has failed and may have taken effect all the same.
+    pub(super) fn undo_later(self, rest: Option<BoxFuture<Asked<B>>>) {
+        let context = Arc::clone(&self.context);
+        let which = ReleaseContext {
             key: self.request.key().clone(),
             lock_id: self.request.lock_id(),
             source: ReleaseSource::Undo,
         };
-        let report = Report::new(context, Arc::clone(&self.options));
-        shared.reaper.spawn(async move {
+        let report = Report::new(Arc::clone(&context), which);
+        context.reaper.spawn(async move {
             report.settle(self.run(rest).await);
-            self.shared.lanes.given_back(self.request.key());
+            self.context.lanes.given_back(self.request.key());
         });
     }
 
-    async fn run(&self, rest: Option<BoxFuture<Result<Acquire<B::Fencing>>>>) -> Result<()> {
-        let ticker = &self.shared.ticker;
+    async fn run(&self, rest: Option<BoxFuture<Asked<B>>>) -> Result<()> {
+        let ticker = &self.context.ticker;
         // After this the store has forgotten a grant by itself, whenever it arrives.
         let end = self.sent + self.request.ttl().as_duration() + TOLERANCE;
         let mut is_granted = false;
         if let Some(rest) = rest {
             tokio::select! {
                 biased;
-                answer = rest => match answer {
+                (answer, _context) = rest => match answer {
                     Ok(Acquire::Acquired(_)) => is_granted = true,
                     Ok(Acquire::Contended { .. } | Acquire::Spent) => return Ok(()),
                     Err(error) if !error.may_have_taken_effect() => return Ok(()),
@@ -166,16 +137,16 @@ impl<B: LockBackend> OrphanAcquire<B> {
                 () = ticker.sleep_until(end) => return Ok(()),
             }
         }
-        let is_final = is_granted || self.shared.backend.capabilities().undo_is_final;
+        let is_final = is_granted || self.context.backend.capabilities().undo_is_final;
         let request = ReleaseRequest::undo(&self.request);
-        let ask = || self.shared.backend.release(&request);
+        let ask = || self.context.backend.release(&request);
         // Where an undo is not final, "not held" proves nothing: the acquire may still arrive.
         let done = |answer: &Result<Release>| match answer {
             Ok(Release::Released) => true,
             Ok(Release::NotHeld(_)) => is_final,
             Err(_) => false,
         };
-        repeat(&self.shared, end, None, ask, done).await.map(|_| ())
+        repeat(&self.context, end, None, ask, done).await.map(|_| ())
     }
 }
 
@@ -183,7 +154,7 @@ impl<B: LockBackend> OrphanAcquire<B> {
 ///
 /// The last answer counts. An error that cannot pass ends it at once.
 async fn repeat<'a, B, Ask, Answering>(
-    shared: &Shared<B>,
+    context: &Context<B>,
     limit: LocalInstant,
     begun: Option<BoxFuture<Result<Release>>>,
     ask: Ask,
@@ -196,7 +167,7 @@ where
 {
     const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
     const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-    let ticker = &shared.ticker;
+    let ticker = &context.ticker;
     let mut begun = begun;
     let mut pause = SHORTEST_PAUSE;
     loop {
@@ -224,41 +195,33 @@ where
 
 /// Tells `on_release_error` how a background release ended, unless it ended well. Dropped
 /// unsettled, it tells that the release never ran to its end.
-struct Report {
-    context: ReleaseContext,
-    options: Arc<LockOptions>,
+struct Report<B: LockBackend> {
+    context: Arc<Context<B>>,
+    which: ReleaseContext,
     is_settled: bool,
 }
 
-impl Report {
-    fn new(context: ReleaseContext, options: Arc<LockOptions>) -> Self {
-        Self {
-            context,
-            options,
-            is_settled: false,
-        }
+impl<B: LockBackend> Report<B> {
+    fn new(context: Arc<Context<B>>, which: ReleaseContext) -> Self {
+        Self { context, which, is_settled: false }
     }
 
     fn settle(mut self, outcome: Result<()>) {
         self.is_settled = true;
         if let Err(error) = outcome {
-            self.tell(
-                &error
-                    .with_key(&self.context.key)
-                    .with_lock_id(self.context.lock_id),
-            );
+            self.tell(error);
         }
     }
 
-    fn tell(&self, error: &Error) {
-        match &self.options.on_release_error {
+    fn tell(&self, error: Error) {
+        let ReleaseContext { key, lock_id, source } = &self.which;
+        let error = error.with_key(key).with_lock_id(*lock_id);
+        match &self.context.options.on_release_error {
             // A panic in the user's callback is the user's; it must not end the job half-way.
-            Some(hear) => drop(catch_unwind(AssertUnwindSafe(|| {
-                hear(error, &self.context)
-            }))),
+            Some(hear) => drop(catch_unwind(AssertUnwindSafe(|| hear(&error, &self.which)))),
             None => tracing::error!(
-                key_hash = %self.context.key.hash(),
-                source = ?self.context.source,
+                key_hash = %key.hash(),
+                ?source,
                 code = error.code().as_str(),
                 "a lock was not released in the background and stays until its TTL: {error}"
             ),
@@ -266,15 +229,10 @@ impl Report {
     }
 }
 
-impl Drop for Report {
+impl<B: LockBackend> Drop for Report<B> {
     fn drop(&mut self) {
         if !self.is_settled {
-            let error = Error::aborted("the runtime ended before the lock was released");
-            self.tell(
-                &error
-                    .with_key(&self.context.key)
-                    .with_lock_id(self.context.lock_id),
-            );
+            self.tell(Error::aborted("the runtime ended before the lock was released"));
         }
     }
 }

@@ -112,29 +112,19 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     pub(crate) fn new(policy: RetryPolicy, timeout: Option<Duration>) -> Self {
-        Self {
-            policy,
-            timeout,
-            retries: 0,
-            due: None,
-        }
+        Self { policy, timeout, retries: 0, due: None }
     }
 
     /// When to ask again, after an attempt that ended at `elapsed` since the start.
     ///
     /// `cap` bounds the sleep, not the policy: an attempt made because of it is not a retry.
     pub(crate) fn next(&mut self, elapsed: Duration, cap: Option<Duration>, random: f64) -> Next {
-        if self
-            .policy
-            .max_retries
-            .is_some_and(|max| self.retries >= max)
-        {
+        if self.policy.max_retries.is_some_and(|max| self.retries >= max) {
             return Next::GiveUp;
         }
         let (policy, retry) = (self.policy, self.retries + 1);
-        let due = *self
-            .due
-            .get_or_insert_with(|| elapsed.saturating_add(policy.delay(retry, random)));
+        let due =
+            *self.due.get_or_insert_with(|| elapsed.saturating_add(policy.delay(retry, random)));
         let mut at = due.max(elapsed);
         if let Some(last) = self.last_attempt_at()
             && at > last
@@ -159,8 +149,7 @@ impl Schedule {
     /// A sleep that would reach the timeout ends a little before it, for one last attempt.
     fn last_attempt_at(&self) -> Option<Duration> {
         let reserve = |timeout: Duration| (timeout / 10).min(Duration::from_millis(250));
-        self.timeout
-            .map(|timeout| timeout.saturating_sub(reserve(timeout)))
+        self.timeout.map(|timeout| timeout.saturating_sub(reserve(timeout)))
     }
 }
 
@@ -172,15 +161,9 @@ mod tests {
 
     #[test]
     fn huge_retry_numbers_saturate() {
-        let policy = RetryPolicy {
-            jitter: Jitter::None,
-            ..RetryPolicy::default()
-        };
+        let policy = RetryPolicy { jitter: Jitter::None, ..RetryPolicy::default() };
         assert_eq!(policy.delay(u32::MAX, 0.9), Duration::MAX);
-        let capped = RetryPolicy {
-            max_delay: Some(MS(500)),
-            ..policy
-        };
+        let capped = RetryPolicy { max_delay: Some(MS(500)), ..policy };
         assert_eq!(capped.delay(u32::MAX, 0.9), MS(500));
     }
 
@@ -205,10 +188,7 @@ mod tests {
 
     #[test]
     fn an_attempt_between_two_retries_does_not_move_the_next() {
-        let policy = RetryPolicy {
-            jitter: Jitter::None,
-            ..RetryPolicy::default()
-        };
+        let policy = RetryPolicy { jitter: Jitter::None, ..RetryPolicy::default() };
         let mut schedule = Schedule::new(policy, Some(MS(5000)));
         assert_eq!(schedule.next(MS(0), None, 0.0), Next::AskAt(MS(100)));
         assert_eq!(schedule.next(MS(60), None, 0.0), Next::AskAt(MS(100)));
@@ -218,11 +198,7 @@ mod tests {
 
     #[test]
     fn the_last_sleep_leaves_time_for_one_attempt() {
-        let policy = RetryPolicy {
-            delay: MS(900),
-            jitter: Jitter::None,
-            ..RetryPolicy::default()
-        };
+        let policy = RetryPolicy { delay: MS(900), jitter: Jitter::None, ..RetryPolicy::default() };
         let mut schedule = Schedule::new(policy, Some(MS(1000)));
         assert_eq!(schedule.next(MS(0), None, 0.0), Next::AskAt(MS(900)));
         schedule.timer_fired(MS(900));

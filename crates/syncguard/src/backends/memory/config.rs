@@ -39,9 +39,6 @@ impl MemoryConfig {
 
 impl Default for MemoryConfig {
     fn default() -> Self {
-        Self {
-            clock: Arc::new(SystemClock),
-            cleanup_in_is_locked: false,
-        }
+        Self { clock: Arc::new(SystemClock), cleanup_in_is_locked: false }
     }
 }

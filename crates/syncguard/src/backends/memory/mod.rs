@@ -69,7 +69,7 @@ impl MemoryBackend {
                 shards: Shards::new(),
                 clock: config.clock,
                 cleanup: CleanupGate::new(config.cleanup_in_is_locked),
-                wake_hub: WakeHub::new(),
+                wake_hub: WakeHub::in_process(),
             }),
         }
     }
@@ -109,9 +109,7 @@ impl MemoryBackend {
     #[cfg(feature = "conformance")]
     pub(crate) fn peek(&self, key: &Key) -> (Option<Record>, u64) {
         let shard = self.shared.shards.of_key(key);
-        shard
-            .get(key)
-            .map_or((None, 0), |slot| (slot.record, slot.fence_counter))
+        shard.get(key).map_or((None, 0), |slot| (slot.record, slot.fence_counter))
     }
 
     /// The kit's hand in the store: replaces the record and the fence counter of a key.
@@ -168,9 +166,7 @@ impl LockBackend for MemoryBackend {
                 });
             }
             Some(held) if is_live(held.expires_at, now) => {
-                return Ok(Acquire::Contended {
-                    free_in: Some(held.expires_at.dead_in(now)),
-                });
+                return Ok(Acquire::Contended { free_in: Some(held.expires_at.dead_in(now)) });
             }
             _ => {}
         }
@@ -181,12 +177,7 @@ impl LockBackend for MemoryBackend {
         }
         let expires_at = now.expiry(request.ttl());
         slot.fence_counter = fence.get();
-        slot.record = Some(Record {
-            lock_id,
-            fence,
-            acquired_at: now,
-            expires_at,
-        });
+        slot.record = Some(Record { lock_id, fence, acquired_at: now, expires_at });
         shards.index(&lock_id).insert(lock_id, key.clone());
         drop(shard);
         fence.warn_near_the_end(key);
@@ -201,10 +192,7 @@ impl LockBackend for MemoryBackend {
             }
             slot.record = None;
             self.shared.shards.index(&lock_id).remove(&lock_id);
-            (
-                Release::Released,
-                (self.shared.wake_hub.awaited_keys() > 0).then(|| key.clone()),
-            )
+            (Release::Released, (self.shared.wake_hub.awaited_keys() > 0).then(|| key.clone()))
         });
         let Some((outcome, freed)) = outcome else {
             return Ok(Release::NotHeld(Absence::NotFound));
@@ -216,22 +204,16 @@ impl LockBackend for MemoryBackend {
     }
 
     async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
-        let outcome = self.with_record_of(
-            request.lock_id(),
-            Some(request.hint()),
-            |_key, slot, record| {
+        let outcome =
+            self.with_record_of(request.lock_id(), Some(request.hint()), |_key, slot, record| {
                 let now = self.now();
                 if !is_live(record.expires_at, now) {
                     return Extend::NotHeld(Absence::Expired);
                 }
                 let expires_at = now.expiry(request.ttl());
-                slot.record = Some(Record {
-                    expires_at,
-                    ..record
-                });
+                slot.record = Some(Record { expires_at, ..record });
                 Extend::Extended(Extension::new(expires_at))
-            },
-        );
+            });
         Ok(outcome.unwrap_or(Extend::NotHeld(Absence::NotFound)))
     }
 
@@ -253,12 +235,7 @@ impl LockBackend for MemoryBackend {
     }
 
     async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
-        let record = self
-            .shared
-            .shards
-            .of_key(key)
-            .get(key)
-            .and_then(|slot| slot.record);
+        let record = self.shared.shards.of_key(key).get(key).and_then(|slot| slot.record);
         let now = self.now();
         Ok(record
             .filter(|record| is_live(record.expires_at, now))

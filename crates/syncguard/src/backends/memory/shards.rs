@@ -1,12 +1,12 @@
 //! The map behind the memory backend, cut into shards so that distinct keys do not contend.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, RandomState};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use crate::common::fence::Fence;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
+use crate::common::sharded::Sharded;
 use crate::common::time::Timestamp;
 use crate::contract::stored_lock::StoredLock;
 
@@ -28,13 +28,7 @@ pub(crate) struct Record {
 
 impl Record {
     pub(super) fn into_stored(self, key: &Key) -> StoredLock {
-        StoredLock::new(
-            key.clone(),
-            self.lock_id,
-            self.fence,
-            self.acquired_at,
-            self.expires_at,
-        )
+        StoredLock::new(key.clone(), self.lock_id, self.fence, self.acquired_at, self.expires_at)
     }
 }
 
@@ -49,10 +43,7 @@ pub(super) struct Shards {
 
 impl Shards {
     pub(super) fn new() -> Self {
-        Self {
-            by_key: Sharded::new(),
-            by_id: Sharded::new(),
-        }
+        Self { by_key: Sharded::new(), by_id: Sharded::new() }
     }
 
     pub(super) fn of_key(&self, key: &Key) -> MutexGuard<'_, HashMap<Key, Slot>> {
@@ -66,40 +57,5 @@ impl Shards {
     #[cfg(feature = "conformance")]
     pub(super) fn index_len(&self) -> usize {
         self.by_id.len()
-    }
-}
-
-#[derive(Debug)]
-struct Sharded<K, V> {
-    hasher: RandomState,
-    shards: Box<[Mutex<HashMap<K, V>>]>,
-}
-
-impl<K: Hash, V> Sharded<K, V> {
-    /// Enough that a few dozen threads seldom meet; a power of two so that choosing is a mask.
-    const COUNT: usize = 64;
-
-    fn new() -> Self {
-        Self {
-            hasher: RandomState::new(),
-            shards: (0..Self::COUNT).map(|_| Mutex::default()).collect(),
-        }
-    }
-
-    fn shard_of(&self, key: &K) -> MutexGuard<'_, HashMap<K, V>> {
-        let shard = usize::try_from(self.hasher.hash_one(key) % Self::COUNT as u64);
-        // A panic while a shard is locked cannot leave it half changed: every change is the last
-        // thing that happens under the lock.
-        self.shards[shard.expect("BUG: a shard number is small")]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    #[cfg(feature = "conformance")]
-    fn len(&self) -> usize {
-        let lock = |shard: &Mutex<HashMap<K, V>>| {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).len()
-        };
-        self.shards.iter().map(lock).sum()
     }
 }

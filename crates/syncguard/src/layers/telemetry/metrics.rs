@@ -38,9 +38,7 @@ impl EventSink for MetricsSink {
 
     fn engine(&self, event: &EngineEvent) {
         match event {
-            EngineEvent::Waited {
-                outcome, waited, ..
-            } => {
+            EngineEvent::Waited { outcome, waited, .. } => {
                 histogram!("syncguard_wait_seconds", "outcome" => outcome.as_str()).record(*waited);
             }
             EngineEvent::Held { held, .. } => {

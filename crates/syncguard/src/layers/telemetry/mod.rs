@@ -44,20 +44,13 @@ impl TelemetryLayer {
     /// A layer that tells `sink`.
     #[must_use]
     pub fn new(sink: Arc<dyn EventSink>) -> Self {
-        Self {
-            sink,
-            include_raw: IncludeRaw::Never,
-        }
+        Self { sink, include_raw: IncludeRaw::Never }
     }
 
     /// Adds raw keys and lock ids to every event. For debugging only.
     #[must_use]
     pub fn include_raw(mut self, include: bool) -> Self {
-        self.include_raw = if include {
-            IncludeRaw::Always
-        } else {
-            IncludeRaw::Never
-        };
+        self.include_raw = if include { IncludeRaw::Always } else { IncludeRaw::Never };
         self
     }
 
@@ -87,10 +80,7 @@ impl<B: LockBackend> Layer<B> for TelemetryLayer {
     type Backend = Telemetry<B>;
 
     fn layer(&self, inner: B) -> Telemetry<B> {
-        Telemetry {
-            inner,
-            layer: self.clone(),
-        }
+        Telemetry { inner, layer: self.clone() }
     }
 }
 
@@ -172,110 +162,50 @@ impl<B: LockBackend> LockBackend for Telemetry<B> {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire<B::Fencing>> {
-        let subject = Subject {
-            key: Some(request.key()),
-            lock_id: None,
-        };
+        let subject = Subject { key: Some(request.key()), lock_id: None };
         let judge = |outcome: &Acquire<B::Fencing>| match outcome {
             Acquire::Acquired(_) => (true, None),
             Acquire::Contended { .. } => (false, Some(Reason::Locked)),
             Acquire::Spent => (false, Some(Reason::Expired)),
         };
         let call = self.inner.acquire(request);
-        self.told(
-            Operation::Acquire,
-            subject,
-            call,
-            judge,
-            Some(request.lock_id()),
-        )
-        .await
+        self.told(Operation::Acquire, subject, call, judge, Some(request.lock_id())).await
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
-        let subject = Subject {
-            key: None,
-            lock_id: Some(request.lock_id()),
-        };
+        let subject = Subject { key: None, lock_id: Some(request.lock_id()) };
         let judge = |outcome: &Release| match outcome {
             Release::Released => (true, None),
             Release::NotHeld(absence) => (false, Reason::from_absence(*absence)),
         };
-        self.told(
-            Operation::Release,
-            subject,
-            self.inner.release(request),
-            judge,
-            None,
-        )
-        .await
+        self.told(Operation::Release, subject, self.inner.release(request), judge, None).await
     }
 
     async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
-        let subject = Subject {
-            key: None,
-            lock_id: Some(request.lock_id()),
-        };
+        let subject = Subject { key: None, lock_id: Some(request.lock_id()) };
         let judge = |outcome: &Extend| match outcome {
             Extend::Extended(_) => (true, None),
             Extend::NotHeld(absence) => (false, Reason::from_absence(*absence)),
         };
-        self.told(
-            Operation::Extend,
-            subject,
-            self.inner.extend(request),
-            judge,
-            None,
-        )
-        .await
+        self.told(Operation::Extend, subject, self.inner.extend(request), judge, None).await
     }
 
     async fn is_locked(&self, key: &Key) -> Result<bool> {
-        let subject = Subject {
-            key: Some(key),
-            lock_id: None,
-        };
+        let subject = Subject { key: Some(key), lock_id: None };
         let call = self.inner.is_locked(key);
-        self.told(
-            Operation::IsLocked,
-            subject,
-            call,
-            |locked| (*locked, None),
-            None,
-        )
-        .await
+        self.told(Operation::IsLocked, subject, call, |locked| (*locked, None), None).await
     }
 
     async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock<B::Fencing>>> {
-        let subject = Subject {
-            key: Some(key),
-            lock_id: None,
-        };
+        let subject = Subject { key: Some(key), lock_id: None };
         let call = self.inner.lookup_key(key);
-        self.told(
-            Operation::Lookup,
-            subject,
-            call,
-            |found| (found.is_some(), None),
-            None,
-        )
-        .await
+        self.told(Operation::Lookup, subject, call, |found| (found.is_some(), None), None).await
     }
 
     async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock<B::Fencing>>> {
-        let subject = Subject {
-            key: None,
-            lock_id: Some(*lock_id),
-        };
+        let subject = Subject { key: None, lock_id: Some(*lock_id) };
         let call = self.inner.lookup_id(lock_id);
-        self.told(
-            Operation::Lookup,
-            subject,
-            call,
-            |found| (found.is_some(), None),
-            None,
-        )
-        .await
+        self.told(Operation::Lookup, subject, call, |found| (found.is_some(), None), None).await
     }
 
     async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {

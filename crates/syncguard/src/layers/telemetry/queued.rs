@@ -57,21 +57,14 @@ impl QueuedSink {
                 drop(catch_unwind(AssertUnwindSafe(|| hear(&event))));
             }
         };
-        thread::Builder::new()
-            .name("syncguard-events".into())
-            .spawn(call_all)
-            .map_err(|cause| {
-                Error::new(
-                    ErrorCode::Internal,
-                    "could not start the thread for telemetry",
-                )
-                .with_source(cause)
-                .without_effect()
-            })?;
-        Ok(Self {
-            queue,
-            dropped: Arc::default(),
-        })
+        thread::Builder::new().name("syncguard-events".into()).spawn(call_all).map_err(
+            |cause| {
+                Error::new(ErrorCode::Internal, "could not start the thread for telemetry")
+                    .with_source(cause)
+                    .without_effect()
+            },
+        )?;
+        Ok(Self { queue, dropped: Arc::default() })
     }
 
     /// How many events were lost because the queue was full.
@@ -99,8 +92,6 @@ impl EventSink for QueuedSink {
 
 impl fmt::Debug for QueuedSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QueuedSink")
-            .field("dropped", &self.dropped())
-            .finish_non_exhaustive()
+        f.debug_struct("QueuedSink").field("dropped", &self.dropped()).finish_non_exhaustive()
     }
 }

@@ -25,20 +25,10 @@ impl EventSink for TracingSink {
 
     fn engine(&self, event: &EngineEvent) {
         match event {
-            EngineEvent::Waited {
-                key_hash,
-                outcome: WaitOutcome::Acquired,
-                waited,
-                attempts,
-            } => {
+            EngineEvent::Waited { key_hash, outcome: WaitOutcome::Acquired, waited, attempts } => {
                 debug!(target: "syncguard::engine", %key_hash, ?waited, attempts, "acquired");
             }
-            EngineEvent::Waited {
-                key_hash,
-                outcome,
-                waited,
-                attempts,
-            } => {
+            EngineEvent::Waited { key_hash, outcome, waited, attempts } => {
                 let outcome = outcome.as_str();
                 warn!(target: "syncguard::engine", %key_hash, outcome, ?waited, attempts, "not acquired");
             }

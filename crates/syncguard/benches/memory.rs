@@ -1,0 +1,205 @@
+//! The memory backend against the plainest thing that could do its work, in one run.
+//!
+//! `cargo xtask bench memory`
+
+#![allow(missing_docs, clippy::unwrap_used, reason = "a program, not a library")]
+
+mod support;
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use support::{Demand, Report, median, percentile};
+use syncguard::{Key, LockOptions, Locker, MemoryBackend};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Mutex;
+
+const ROUNDS: usize = 7;
+const CYCLES: usize = 100_000;
+
+fn main() {
+    let mut report = Report::default();
+    uncontended(&mut report);
+    scaling(&mut report);
+    fairness(&mut report);
+    sizes(&mut report);
+    report.finish("memory");
+}
+
+fn runtime(threads: usize) -> Runtime {
+    Builder::new_multi_thread().worker_threads(threads).enable_all().build().unwrap()
+}
+
+fn keys(count: usize) -> Vec<Key> {
+    (0..count).map(|i| Key::new(format!("resource:{i:08}")).unwrap()).collect()
+}
+
+/// Runs work on a worker thread, as users do; `block_on` would measure its own thread's parking.
+fn on_worker<T: Send + 'static>(
+    runtime: &Runtime,
+    work: impl Future<Output = T> + Send + 'static,
+) -> T {
+    runtime.block_on(async { tokio::spawn(work).await.unwrap() })
+}
+
+fn uncontended(report: &mut Report) {
+    let runtime = runtime(1);
+    let (mut limit, mut ours) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        limit.push(on_worker(&runtime, mutex_map_cycles(keys(256), CYCLES)));
+        ours.push(on_worker(&runtime, async {
+            let locker = Locker::new(MemoryBackend::new()).unwrap();
+            locker_cycles(locker, keys(256), CYCLES).await
+        }));
+    }
+    let ratios = limit.iter().zip(&ours).map(|(limit, ours)| ours / limit).collect();
+    report.info("uncontended, tokio Mutex<HashMap>", median(limit) * 1e9, "ns/cycle");
+    report.info("uncontended, Locker", median(ours) * 1e9, "ns/cycle");
+    report.check("uncontended, Locker / Mutex<HashMap>", median(ratios), "x", Demand::AtMost(10.0));
+}
+
+/// Seconds per acquire + release on the plainest lock table.
+async fn mutex_map_cycles(keys: Vec<Key>, cycles: usize) -> f64 {
+    let table = Mutex::new(HashMap::<Key, Instant>::new());
+    let started = Instant::now();
+    for i in 0..cycles {
+        let key = &keys[i % keys.len()];
+        {
+            let mut table = table.lock().await;
+            assert!(!table.contains_key(key));
+            table.insert(key.clone(), Instant::now() + Duration::from_secs(30));
+        }
+        black_box(table.lock().await.remove(key));
+    }
+    started.elapsed().as_secs_f64() / cycles as f64
+}
+
+/// Seconds per acquire + release through a locker.
+async fn locker_cycles(locker: Locker<MemoryBackend>, keys: Vec<Key>, cycles: usize) -> f64 {
+    let started = Instant::now();
+    for i in 0..cycles {
+        let mut guard = locker.lock(&keys[i % keys.len()]).await.unwrap();
+        black_box(guard.release().await.unwrap());
+    }
+    started.elapsed().as_secs_f64() / cycles as f64
+}
+
+fn scaling(report: &mut Report) {
+    let runtime = runtime(2);
+    let run = |tasks: usize| {
+        runtime.block_on(async move {
+            let locker = Locker::new(MemoryBackend::new()).unwrap();
+            let started = Instant::now();
+            let keys = keys(256 * tasks);
+            let tasks: Vec<_> = keys
+                .chunks(256)
+                .map(|own| tokio::spawn(locker_cycles(locker.clone(), own.to_vec(), CYCLES)))
+                .collect();
+            let count = tasks.len();
+            for task in tasks {
+                task.await.unwrap();
+            }
+            (count * CYCLES) as f64 / started.elapsed().as_secs_f64()
+        })
+    };
+    let ratios = (0..ROUNDS).map(|_| {
+        let one = run(1);
+        run(2) / one
+    });
+    let ratio = median(ratios.collect());
+    report.check("two threads on distinct keys / one", ratio, "x", Demand::AtLeast(1.5));
+}
+
+fn fairness(report: &mut Report) {
+    const TASKS: usize = 16;
+    const RUN: Duration = Duration::from_secs(3);
+    let runtime = runtime(2);
+    let waits: Vec<Vec<f64>> = runtime.block_on(async {
+        let options = LockOptions::default().wait_forever();
+        let backend = MemoryBackend::new();
+        let locker = Locker::builder(backend).options(options).build().unwrap();
+        let key = Key::new("hot").unwrap();
+        let end = Instant::now() + RUN;
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|_| {
+                let (locker, key) = (locker.clone(), key.clone());
+                tokio::spawn(async move {
+                    let mut waits = Vec::new();
+                    while Instant::now() < end {
+                        let asked = Instant::now();
+                        let mut guard = locker.lock(&key).await.unwrap();
+                        waits.push(asked.elapsed().as_secs_f64());
+                        black_box(guard.release().await.unwrap());
+                    }
+                    waits
+                })
+            })
+            .collect();
+        let mut all = Vec::new();
+        for task in tasks {
+            all.push(task.await.unwrap());
+        }
+        all
+    });
+    let total: usize = waits.iter().map(Vec::len).sum();
+    let average = total as f64 / TASKS as f64;
+    let share = |count: usize| count as f64 / average;
+    let shares: Vec<f64> = waits.iter().map(|waits| share(waits.len())).collect();
+    let least = shares.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = shares.iter().copied().fold(0.0, f64::max);
+    let mut all: Vec<f64> = waits.into_iter().flatten().collect();
+    let (middle, tail) = (percentile(&mut all, 50.0), percentile(&mut all, 99.9));
+    report.info("16 tasks on one key", total as f64 / RUN.as_secs_f64(), "locks/s");
+    report.check("16 tasks, least share / average", least, "x", Demand::AtLeast(0.5));
+    report.check("16 tasks, largest share / average", most, "x", Demand::AtMost(2.0));
+    report.info("16 tasks, median wait", middle * 1e6, "us");
+    report.check("16 tasks, p99.9 wait / median", tail / middle, "x", Demand::AtMost(50.0));
+}
+
+/// Memory per held guard and per parked `lock()`, as the growth of the resident set.
+fn sizes(report: &mut Report) {
+    const COUNT: usize = 20_000;
+    let runtime = runtime(1);
+    let (held, parked) = runtime.block_on(async {
+        let backend = MemoryBackend::new();
+        let keys = keys(COUNT);
+        let warm_up = Locker::new(backend.clone()).unwrap();
+        for key in &keys {
+            // The backend's own entry for a key is not part of the guard, so it is made before.
+            warm_up.try_lock(key).await.unwrap().unwrap().release().await.unwrap();
+        }
+        let locker = Locker::new(backend).unwrap();
+        let mut guards = Vec::with_capacity(COUNT);
+        let before = resident_bytes();
+        for key in &keys {
+            guards.push(locker.try_lock(key).await.unwrap().unwrap());
+        }
+        let held = (resident_bytes() - before) / COUNT as f64;
+
+        let mut waiters = Vec::with_capacity(COUNT);
+        let before = resident_bytes();
+        for _ in 0..COUNT {
+            // Boxed and polled once by hand: what is measured is the future, not a task around it.
+            let mut waiter = Box::pin(locker.lock(&keys[0]));
+            std::future::poll_fn(|context| {
+                assert!(waiter.as_mut().poll(context).is_pending());
+                std::task::Poll::Ready(())
+            })
+            .await;
+            waiters.push(waiter);
+        }
+        let parked = (resident_bytes() - before) / COUNT as f64;
+        drop(waiters);
+        drop(guards);
+        (held, parked)
+    });
+    report.check("a held guard", held, "bytes", Demand::AtMost(1024.0));
+    report.check("a parked lock() future", parked, "bytes", Demand::AtMost(1024.0));
+}
+
+fn resident_bytes() -> f64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: f64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096.0
+}

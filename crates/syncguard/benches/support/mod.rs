@@ -1,0 +1,111 @@
+//! What all benchmarks share: alternating rounds, a table on the terminal, figures as JSON.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+/// One line of the results: a figure, what it is compared with, and what it must reach.
+struct Figure {
+    /// What was measured.
+    name: String,
+    /// The measured value, with its unit.
+    value: f64,
+    /// The unit.
+    unit: &'static str,
+    /// The demand, if there is one.
+    demand: Option<Demand>,
+}
+
+/// What a figure must reach.
+#[derive(Clone, Copy)]
+pub(crate) enum Demand {
+    /// At least this.
+    AtLeast(f64),
+    /// At most this.
+    AtMost(f64),
+}
+
+impl Demand {
+    fn is_met(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => value >= least,
+            Self::AtMost(most) => value <= most,
+        }
+    }
+}
+
+/// Collects figures, prints them and writes them down.
+#[derive(Default)]
+pub(crate) struct Report {
+    figures: Vec<Figure>,
+}
+
+impl Report {
+    /// Adds a figure that is only information.
+    pub(crate) fn info(&mut self, name: impl Into<String>, value: f64, unit: &'static str) {
+        self.figures.push(Figure { name: name.into(), value, unit, demand: None });
+    }
+
+    /// Adds a figure that must reach something.
+    pub(crate) fn check(
+        &mut self,
+        name: impl Into<String>,
+        value: f64,
+        unit: &'static str,
+        demand: Demand,
+    ) {
+        self.figures.push(Figure { name: name.into(), value, unit, demand: Some(demand) });
+    }
+
+    /// Prints the table, writes the JSON, and ends the process with 1 if a demand is not met.
+    pub(crate) fn finish(self, backend: &str) {
+        let width = self.figures.iter().map(|figure| figure.name.len()).max().unwrap_or(0);
+        let mut json = String::new();
+        let mut all_met = true;
+        println!("\n{backend}");
+        for figure in &self.figures {
+            let Figure { name, value, unit, demand } = figure;
+            let (text, met) = match demand {
+                None => (String::new(), true),
+                Some(demand) => {
+                    let met = demand.is_met(*value);
+                    let word = if met { "ok" } else { "MISSED" };
+                    let bound = match demand {
+                        Demand::AtLeast(least) => format!("at least {least}"),
+                        Demand::AtMost(most) => format!("at most {most}"),
+                    };
+                    (format!("{bound:>16}  {word}"), met)
+                }
+            };
+            all_met &= met;
+            println!("  {name:width$}  {value:>14.3} {unit:10} {text}");
+            let separator = if json.is_empty() { "" } else { "," };
+            write!(
+                json,
+                "{separator}\n  {{\"backend\":\"{backend}\",\"name\":\"{name}\",\"value\":{value},\
+                 \"unit\":\"{unit}\",\"met\":{met}}}"
+            )
+            .expect("writing to a string");
+        }
+        if let Some(path) = std::env::var_os("SYNCGUARD_BENCH_OUT").map(PathBuf::from) {
+            std::fs::write(path, format!("[{json}\n]\n")).expect("the results can be written");
+        }
+        if !all_met {
+            std::process::exit(1);
+        }
+    }
+}
+
+/// The middle one of a few measurements.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// A percentile of many measurements, sorted in place.
+pub(crate) fn percentile(values: &mut [f64], percent: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "a small index")]
+    #[expect(clippy::cast_precision_loss, reason = "a small count")]
+    let index = (values.len() as f64 * percent / 100.0) as usize;
+    values[index.min(values.len() - 1)]
+}

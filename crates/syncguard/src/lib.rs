@@ -1,7 +1,11 @@
 #![doc = include_str!("../../../README.md")]
 
 mod backends;
+#[cfg(feature = "blocking")]
+pub mod blocking;
 mod common;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod contract;
 pub mod diagnostics;
 mod layers;

@@ -94,9 +94,8 @@ pub enum Absence {
     Unknown,
 }
 
-/// The answer to a release.
+/// The answer to a release. It may be ignored: either way the lock is not ours any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
 pub enum Release {
     /// The lock was ours and is free now.
     Released,

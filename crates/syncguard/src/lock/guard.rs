@@ -116,6 +116,19 @@ impl<B: LockBackend> LockGuard<B> {
         }
     }
 
+    /// Gives the lock back within the time that the options allow. What remains to be done goes on
+    /// in the background, and is reported there.
+    pub(crate) async fn finish(&mut self) {
+        let context = Arc::clone(&self.hold().context);
+        let limit = context.options.release_timeout.map(|timeout| context.ticker.now() + timeout);
+        tokio::select! {
+            biased;
+            // After an error the guard is still armed: dropping it tries again and reports.
+            _answer = self.release() => {}
+            () = context.ticker.sleep_until_some(limit) => {}
+        }
+    }
+
     /// Keeps the lock beyond this guard, until its TTL, and hands out its id: another process can
     /// [`adopt`](crate::Locker::adopt) it, or `release` and `extend` it by that id.
     ///

@@ -236,14 +236,7 @@ impl<B: LockBackend> Locker<B> {
     {
         let mut guard = self.lock(key).await?;
         let outcome = guard.run(work(guard.held())).await;
-        let limit =
-            self.context.options.release_timeout.map(|timeout| self.context.ticker.now() + timeout);
-        tokio::select! {
-            biased;
-            // After an error the guard is dropped armed: it tries again and reports.
-            _answer = guard.release() => {}
-            () = self.context.ticker.sleep_until_some(limit) => {}
-        }
+        guard.finish().await;
         outcome.map_err(|reason| {
             Error::aborted(format!("the work was ended because its lock was lost: {reason}"))
                 .with_key(guard.key())

@@ -43,14 +43,14 @@ use shards::{Shards, Slot};
 /// ```
 #[derive(Clone, Debug)]
 pub struct MemoryBackend {
-    shared: Arc<Shared>,
+    store: Arc<Store>,
+    cleanup: Arc<CleanupGate>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Store {
     shards: Shards,
     clock: Arc<dyn Clock>,
-    cleanup: CleanupGate,
     wake_hub: WakeHub,
 }
 
@@ -65,17 +65,17 @@ impl MemoryBackend {
     #[must_use]
     pub fn with_config(config: MemoryConfig) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            store: Arc::new(Store {
                 shards: Shards::new(),
                 clock: config.clock,
-                cleanup: CleanupGate::new(config.cleanup_in_is_locked),
                 wake_hub: WakeHub::in_process(),
             }),
+            cleanup: Arc::new(CleanupGate::new(config.cleanup_in_is_locked)),
         }
     }
 
     fn now(&self) -> Timestamp {
-        self.shared.clock.now()
+        self.store.clock.now()
     }
 
     /// Finds the record that `lock_id` holds, dead or alive, and lets `act` change its slot.
@@ -88,7 +88,7 @@ impl MemoryBackend {
         hint: Option<&Hint>,
         act: impl FnOnce(&Key, &mut Slot, Record) -> T,
     ) -> Option<T> {
-        let shards = &self.shared.shards;
+        let shards = &self.store.shards;
         let owned = |slot: &Slot| slot.record.filter(|record| record.lock_id == lock_id);
         if let Some(key) = hint.and_then(|hint| hint.key.as_ref()) {
             let mut shard = shards.of_key(key);
@@ -104,33 +104,41 @@ impl MemoryBackend {
         let record = owned(slot)?;
         Some(act(&key, slot, record))
     }
+}
 
-    /// The kit's view of the store: the raw record and the fence counter of a key.
-    #[cfg(feature = "conformance")]
-    pub(crate) fn peek(&self, key: &Key) -> (Option<Record>, u64) {
-        let shard = self.shared.shards.of_key(key);
-        shard.get(key).map_or((None, 0), |slot| (slot.record, slot.fence_counter))
+/// The kit's eyes and hands in the store.
+#[cfg(feature = "conformance")]
+impl MemoryBackend {
+    /// The same store behind a backend that cleans up in `is_locked`.
+    pub(crate) fn with_cleanup(&self) -> Self {
+        Self { cleanup: Arc::new(CleanupGate::new(true)), ..self.clone() }
     }
 
-    /// The kit's hand in the store: replaces the record and the fence counter of a key.
-    #[cfg(feature = "conformance")]
-    pub(crate) fn plant(&self, key: &Key, record: Option<Record>, fence_counter: u64) {
-        let shards = &self.shared.shards;
+    pub(crate) fn peek(&self, key: &Key) -> Option<Record> {
+        self.store.shards.of_key(key).get(key).and_then(|slot| slot.record)
+    }
+
+    pub(crate) fn plant(&self, key: &Key, record: Record) {
+        let shards = &self.store.shards;
         let mut shard = shards.of_key(key);
         let slot = shard.entry(key.clone()).or_default();
-        if let Some(old) = std::mem::replace(&mut slot.record, record) {
+        if let Some(old) = slot.record.replace(record) {
             shards.index(&old.lock_id).remove(&old.lock_id);
         }
-        if let Some(new) = record {
-            shards.index(&new.lock_id).insert(new.lock_id, key.clone());
-        }
-        slot.fence_counter = fence_counter;
+        shards.index(&record.lock_id).insert(record.lock_id, key.clone());
+        slot.fence_counter = record.fence.get();
     }
 
-    /// How many lock ids the index knows.
-    #[cfg(feature = "conformance")]
-    pub(crate) fn index_len(&self) -> usize {
-        self.shared.shards.index_len()
+    pub(crate) fn knows_id(&self, lock_id: &LockId) -> bool {
+        self.store.shards.index(lock_id).contains_key(lock_id)
+    }
+
+    pub(crate) fn fence_counter(&self, key: &Key) -> u64 {
+        self.store.shards.of_key(key).get(key).map_or(0, |slot| slot.fence_counter)
+    }
+
+    pub(crate) fn set_fence_counter(&self, key: &Key, counter: u64) {
+        self.store.shards.of_key(key).entry(key.clone()).or_default().fence_counter = counter;
     }
 }
 
@@ -149,7 +157,7 @@ impl LockBackend for MemoryBackend {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
-        let shards = &self.shared.shards;
+        let shards = &self.store.shards;
         let (key, lock_id) = (request.key(), request.lock_id());
         let mut shard = shards.of_key(key);
         let now = self.now();
@@ -191,14 +199,14 @@ impl LockBackend for MemoryBackend {
                 return (Release::NotHeld(Absence::Expired), None);
             }
             slot.record = None;
-            self.shared.shards.index(&lock_id).remove(&lock_id);
-            (Release::Released, (self.shared.wake_hub.awaited_keys() > 0).then(|| key.clone()))
+            self.store.shards.index(&lock_id).remove(&lock_id);
+            (Release::Released, (self.store.wake_hub.awaited_keys() > 0).then(|| key.clone()))
         });
         let Some((outcome, freed)) = outcome else {
             return Ok(Release::NotHeld(Absence::NotFound));
         };
         if let Some(key) = freed {
-            self.shared.wake_hub.wake(&key);
+            self.store.wake_hub.wake(&key);
         }
         Ok(outcome)
     }
@@ -218,7 +226,7 @@ impl LockBackend for MemoryBackend {
     }
 
     async fn is_locked(&self, key: &Key) -> Result<bool> {
-        let shards = &self.shared.shards;
+        let shards = &self.store.shards;
         let mut shard = shards.of_key(key);
         let Some(slot) = shard.get_mut(key) else {
             return Ok(false);
@@ -227,7 +235,7 @@ impl LockBackend for MemoryBackend {
             return Ok(false);
         };
         let now = self.now();
-        if self.shared.cleanup.admits(record.expires_at, now) {
+        if self.cleanup.admits(record.expires_at, now) {
             slot.record = None;
             shards.index(&record.lock_id).remove(&record.lock_id);
         }
@@ -235,7 +243,7 @@ impl LockBackend for MemoryBackend {
     }
 
     async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
-        let record = self.shared.shards.of_key(key).get(key).and_then(|slot| slot.record);
+        let record = self.store.shards.of_key(key).get(key).and_then(|slot| slot.record);
         let now = self.now();
         Ok(record
             .filter(|record| is_live(record.expires_at, now))
@@ -250,6 +258,6 @@ impl LockBackend for MemoryBackend {
     }
 
     async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
-        Some(self.shared.wake_hub.subscribe(key))
+        Some(self.store.wake_hub.subscribe(key))
     }
 }

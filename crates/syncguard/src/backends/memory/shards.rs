@@ -53,9 +53,4 @@ impl Shards {
     pub(super) fn index(&self, lock_id: &LockId) -> MutexGuard<'_, HashMap<LockId, Key>> {
         self.by_id.shard_of(lock_id)
     }
-
-    #[cfg(feature = "conformance")]
-    pub(super) fn index_len(&self) -> usize {
-        self.by_id.len()
-    }
 }

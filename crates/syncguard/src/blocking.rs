@@ -1,0 +1,229 @@
+//! The same locks for programs without an async runtime.
+//!
+//! A [`Locker`] here owns a small runtime with one worker thread, so that renewal goes on while
+//! the caller works. The names and the meanings are those of [`crate::Locker`] and
+//! [`crate::LockGuard`]; only the waiting is different: it blocks.
+//!
+//! ```
+//! use syncguard::{MemoryBackend, blocking::Locker};
+//!
+//! let locker = Locker::new(MemoryBackend::new())?;
+//! let guard = locker.lock("invoice:42")?;
+//! println!("charging with fence {}", guard.fence());
+//! drop(guard); // waits until it is released
+//! # Ok::<(), syncguard::Error>(())
+//! ```
+
+use std::fmt;
+use std::future::Future;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle, Runtime};
+
+use crate::common::error::{Error, ErrorCode, Result};
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::common::ttl::Ttl;
+use crate::contract::LockBackend;
+use crate::contract::outcome::{Extend, Release};
+use crate::lock::guard::Held;
+use crate::lock::options::LockOptions;
+
+/// Takes locks on a backend, blocking the calling thread. See [`crate::Locker`].
+///
+/// Dropping the last clone waits for releases in the background, for at most ten seconds.
+#[derive(Clone, Debug)]
+pub struct Locker<B: LockBackend> {
+    // Declared before the runtime: its drop needs it.
+    inner: Arc<Owned<B>>,
+    locker: crate::Locker<B>,
+}
+
+#[derive(Debug)]
+struct Owned<B: LockBackend> {
+    locker: crate::Locker<B>,
+    /// Only empty while it is being dropped.
+    runtime: Option<Runtime>,
+}
+
+impl<B: LockBackend> Locker<B> {
+    /// A locker with the default options. See [`crate::Locker::new`].
+    pub fn new(backend: B) -> Result<Self> {
+        Self::connect(async { Ok(backend) }, LockOptions::default())
+    }
+
+    /// A locker on a backend that must be made inside a runtime, because it connects.
+    ///
+    /// ```
+    /// use syncguard::{LockOptions, MemoryBackend, blocking::Locker};
+    ///
+    /// let connect = async { Ok(MemoryBackend::new()) };
+    /// let locker = Locker::connect(connect, LockOptions::default())?;
+    /// # Ok::<(), syncguard::Error>(())
+    /// ```
+    ///
+    /// Fails with [`ErrorCode::InvalidArgument`] inside a runtime: blocking there would stop it.
+    pub fn connect(backend: impl Future<Output = Result<B>>, options: LockOptions) -> Result<Self> {
+        if Handle::try_current().is_ok() {
+            return Err(Error::invalid(
+                "a blocking locker cannot be built inside a runtime; use the async one there",
+            ));
+        }
+        // A worker thread, not a current-thread runtime: renewal must run while the caller works.
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("syncguard")
+            .enable_all()
+            .build()
+            .map_err(|cause| {
+                Error::new(ErrorCode::Internal, "could not start the locker's runtime")
+                    .with_source(cause)
+                    .without_effect()
+            })?;
+        let locker = runtime
+            .block_on(async { crate::Locker::builder(backend.await?).options(options).build() })?;
+        let inner = Owned { locker: locker.clone(), runtime: Some(runtime) };
+        Ok(Self { inner: Arc::new(inner), locker })
+    }
+
+    /// The same locker with other options. See [`crate::Locker::with_options`].
+    pub fn with_options(&self, options: LockOptions) -> Result<Self> {
+        let locker = self.locker.with_options(options)?;
+        Ok(Self { inner: Arc::clone(&self.inner), locker })
+    }
+
+    /// The options for the locks that this locker takes.
+    #[must_use]
+    pub fn options(&self) -> &LockOptions {
+        self.locker.options()
+    }
+
+    /// The backend.
+    #[must_use]
+    pub fn backend(&self) -> &B {
+        self.locker.backend()
+    }
+
+    /// Takes the lock if it is free. See [`crate::Locker::try_lock`].
+    pub fn try_lock<K>(&self, key: K) -> Result<Option<LockGuard<B>>>
+    where
+        K: TryInto<Key>,
+        Error: From<K::Error>,
+    {
+        let guard = self.inner.block_on(self.locker.try_lock(key))??;
+        Ok(guard.map(|guard| self.guard(guard)))
+    }
+
+    /// Takes the lock, waiting for it. See [`crate::Locker::lock`].
+    pub fn lock<K>(&self, key: K) -> Result<LockGuard<B>>
+    where
+        K: TryInto<Key>,
+        Error: From<K::Error>,
+    {
+        let guard = self.inner.block_on(self.locker.lock(key))??;
+        Ok(self.guard(guard))
+    }
+
+    /// Takes the lock, runs `work` under it on this thread, and releases it.
+    ///
+    /// Work on a thread cannot be ended when the lock is lost: let it ask
+    /// [`is_valid`](Held::is_valid), and send the fence with every write. What the work returns is
+    /// returned unchanged, whatever the release did.
+    pub fn with_lock<K, T>(&self, key: K, work: impl FnOnce(&Held<B>) -> T) -> Result<T>
+    where
+        K: TryInto<Key>,
+        Error: From<K::Error>,
+    {
+        let guard = self.lock(key)?;
+        Ok(work(&guard))
+    }
+
+    /// Takes over a lock by its id. See [`crate::Locker::adopt`].
+    pub fn adopt(&self, lock_id: LockId) -> Result<Option<LockGuard<B>>> {
+        let guard = self.inner.block_on(self.locker.adopt(lock_id))??;
+        Ok(guard.map(|guard| self.guard(guard)))
+    }
+
+    /// Waits for releases in the background. See [`crate::Locker::shutdown_within`].
+    pub fn shutdown_within(&self, limit: Duration) -> Result<()> {
+        self.inner.block_on(self.locker.shutdown_within(limit))?
+    }
+
+    fn guard(&self, guard: crate::LockGuard<B>) -> LockGuard<B> {
+        LockGuard { guard: Some(guard), inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<B: LockBackend> Owned<B> {
+    fn block_on<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+        if Handle::try_current().is_ok() {
+            return Err(Error::invalid("a blocking call inside a runtime would stop it"));
+        }
+        let runtime = self.runtime.as_ref().expect("BUG: the runtime lives as long as the locker");
+        Ok(runtime.block_on(work))
+    }
+}
+
+impl<B: LockBackend> Drop for Owned<B> {
+    fn drop(&mut self) {
+        // Reported by the releases themselves, if any is left.
+        drop(self.block_on(self.locker.shutdown()));
+        if let Some(runtime) = self.runtime.take() {
+            // Inside another runtime a runtime must not be dropped in place.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// A held lock. Dropping it waits until it is released, for at most
+/// [the release's own time](LockOptions::release_timeout). See [`crate::LockGuard`].
+#[must_use = "dropping the guard releases the lock at once; keep it in a variable with a name"]
+pub struct LockGuard<B: LockBackend> {
+    /// Only empty while it is being dropped or leaked.
+    guard: Option<crate::LockGuard<B>>,
+    inner: Arc<Owned<B>>,
+}
+
+impl<B: LockBackend> LockGuard<B> {
+    /// Gives the lock back and waits for the answer. See [`crate::LockGuard::release`].
+    pub fn release(&mut self) -> Result<Release> {
+        let guard = self.guard.as_mut().expect("BUG: a guard is there until it is dropped");
+        self.inner.block_on(guard.release())?
+    }
+
+    /// Sets the expiry to *now + ttl*. See [`Held::extend`].
+    pub fn extend(&self, ttl: Ttl) -> Result<Extend> {
+        self.inner.block_on(Held::extend(self, ttl))?
+    }
+
+    /// Keeps the lock beyond this guard. See [`crate::LockGuard::leak`].
+    pub fn leak(mut self) -> LockId {
+        let guard = self.guard.take().expect("BUG: a guard is there until it is dropped");
+        guard.leak()
+    }
+}
+
+impl<B: LockBackend> Deref for LockGuard<B> {
+    type Target = Held<B>;
+
+    fn deref(&self) -> &Held<B> {
+        self.guard.as_ref().expect("BUG: a guard is there until it is dropped")
+    }
+}
+
+impl<B: LockBackend> Drop for LockGuard<B> {
+    fn drop(&mut self) {
+        if let Some(mut guard) = self.guard.take() {
+            // Inside a runtime this is refused, and the async guard's own drop does it.
+            drop(self.inner.block_on(guard.finish()));
+        }
+    }
+}
+
+impl<B: LockBackend> fmt::Debug for LockGuard<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.guard, f)
+    }
+}

@@ -1,0 +1,134 @@
+//! When a lock is over: the one tolerance, in every operation.
+
+use std::time::Duration;
+
+use super::{
+    Fixture, LONG, acquire, assert_unchanged, dead_edge_ms, fresh_key, granted, live_edge_ms,
+    planted, request, ttl,
+};
+use crate::contract::LockBackend;
+use crate::contract::outcome::{Acquire, Extend, Release};
+use crate::contract::request::{ExtendRequest, Hint, ReleaseRequest};
+
+/// Until the tolerance has passed, every operation treats the lock as held.
+pub async fn a_lock_is_live_up_to_the_edge<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("live-edge");
+    let edge = planted(&key, 3, live_edge_ms(fixture));
+    fixture.plant(&edge).await;
+    let outcome = backend.acquire(&request(&key)).await.expect("works");
+    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    fixture.plant(&edge).await;
+    assert!(backend.is_locked(&key).await.expect("works"));
+    fixture.plant(&edge).await;
+    assert!(backend.lookup_key(&key).await.expect("works").is_some());
+    fixture.plant(&edge).await;
+    assert!(backend.lookup_id(&edge.lock_id).await.expect("works").is_some());
+    fixture.plant(&edge).await;
+    let answer = backend.extend(&ExtendRequest::new(edge.lock_id, LONG)).await.expect("works");
+    assert!(matches!(answer, Extend::Extended(_)), "{answer:?}");
+    fixture.plant(&edge).await;
+    let answer = backend.release(&ReleaseRequest::new(edge.lock_id)).await.expect("works");
+    assert_eq!(answer, Release::Released);
+}
+
+/// From the tolerance on, no operation treats the lock as held.
+pub async fn a_lock_is_dead_from_the_edge_on<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("dead-edge");
+    let edge = planted(&key, 3, dead_edge_ms());
+    fixture.plant(&edge).await;
+    assert!(!backend.is_locked(&key).await.expect("works"));
+    assert!(backend.lookup_key(&key).await.expect("works").is_none());
+    assert!(backend.lookup_id(&edge.lock_id).await.expect("works").is_none());
+    let answer = backend.extend(&ExtendRequest::new(edge.lock_id, LONG)).await.expect("works");
+    assert!(matches!(answer, Extend::NotHeld(_)), "{answer:?}");
+    fixture.plant(&edge).await;
+    let answer = backend.release(&ReleaseRequest::new(edge.lock_id)).await.expect("works");
+    assert!(matches!(answer, Release::NotHeld(_)), "{answer:?}");
+    fixture.plant(&edge).await;
+    let lease = granted(backend.acquire(&request(&key)).await.expect("works"));
+    assert_eq!(lease.fence().get(), 4);
+}
+
+/// A dead lock is no obstacle, and nothing of it is left.
+pub async fn a_dead_lock_is_taken_over<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("takeover");
+    let dead = planted(&key, 41, -60_000);
+    fixture.plant(&dead).await;
+    let (lock_id, fence) = acquire(&backend, &key).await;
+    assert_eq!(fence.get(), 42);
+    let stored = fixture.peek(&key).await.expect("a record is stored");
+    assert_eq!(stored.lock_id, lock_id);
+    assert!(backend.lookup_id(&dead.lock_id).await.expect("works").is_none());
+}
+
+/// The new TTL replaces what was left; it does not add to it, and it may be shorter.
+pub async fn an_extend_replaces_the_ttl<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("extend");
+    let (lock_id, _fence) = acquire(&backend, &key).await;
+    for ttl_ms in [5_000, 90_000, 20_000] {
+        fixture.advance(Duration::from_millis(700)).await;
+        let extend = ExtendRequest::new(lock_id, ttl(ttl_ms)).with_hint(Hint::key(key.clone()));
+        let Extend::Extended(extension) = backend.extend(&extend).await.expect("works") else {
+            panic!("the lock is held")
+        };
+        let stored = fixture.peek(&key).await.expect("a record is stored");
+        let margin_ms = i64::try_from(fixture.clock_margin().as_millis()).expect("small");
+        let spread = ttl_ms.cast_signed() - margin_ms..=ttl_ms.cast_signed();
+        assert!(spread.contains(&stored.expires_in_ms), "{} ms", stored.expires_in_ms);
+        let found = backend.lookup_id(&lock_id).await.expect("works").expect("held");
+        assert_eq!(found.expires_at, extension.expires_at());
+    }
+}
+
+/// An extend moves the expiry and nothing else.
+pub async fn an_extend_keeps_fence_and_acquisition_time<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("keeps");
+    let (lock_id, fence) = acquire(&backend, &key).await;
+    let before = backend.lookup_key(&key).await.expect("works").expect("held");
+    let extend = ExtendRequest::new(lock_id, ttl(77_000));
+    let answer = backend.extend(&extend).await.expect("works");
+    assert!(matches!(answer, Extend::Extended(_)), "{answer:?}");
+    let after = backend.lookup_key(&key).await.expect("works").expect("held");
+    assert_eq!(after.acquired_at, before.acquired_at);
+    assert_eq!(after.token, fence);
+    assert_eq!(after.lock_id, lock_id);
+    assert_eq!(after.key, key);
+    assert_eq!(fixture.fence_counter(&key).await, fence.get());
+}
+
+/// A dead lock stays dead, however often it is extended, hinted or not.
+pub async fn a_dead_lock_is_never_revived<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("revive");
+    let dead = planted(&key, 5, dead_edge_ms());
+    for hint in [Hint::default(), Hint::key(key.clone())] {
+        fixture.plant(&dead).await;
+        let extend = ExtendRequest::new(dead.lock_id, LONG).with_hint(hint);
+        let answer = backend.extend(&extend).await.expect("works");
+        assert!(matches!(answer, Extend::NotHeld(_)), "{answer:?}");
+        assert!(!backend.is_locked(&key).await.expect("works"));
+        if let Some(stored) = fixture.peek(&key).await {
+            assert!(stored.expires_in_ms <= dead_edge_ms());
+        }
+    }
+}
+
+/// What was released stays released.
+pub async fn a_released_lock_is_never_revived<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("released");
+    let (lock_id, _fence) = acquire(&backend, &key).await;
+    let hint = Hint::key(key.clone());
+    let release = ReleaseRequest::new(lock_id).with_hint(hint.clone());
+    assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+    let extend = ExtendRequest::new(lock_id, LONG).with_hint(hint);
+    let answer = backend.extend(&extend).await.expect("works");
+    assert!(matches!(answer, Extend::NotHeld(_)), "{answer:?}");
+    assert_unchanged(None, fixture.peek(&key).await.as_ref());
+    assert!(!backend.is_locked(&key).await.expect("works"));
+}

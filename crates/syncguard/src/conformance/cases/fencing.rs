@@ -1,0 +1,74 @@
+//! Fences: larger with every acquisition, for ever.
+
+use super::{
+    Fixture, acquire, assert_unchanged, fresh_key, granted, not_applicable, planted, request,
+};
+use crate::common::error::ErrorCode;
+use crate::common::fence::Fence;
+use crate::contract::LockBackend;
+use crate::contract::outcome::Release;
+use crate::contract::request::ReleaseRequest;
+
+/// The first fence of a key is 1, and every acquisition gets the next.
+pub async fn the_first_fence_is_one_and_fences_grow<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let (key, other) = (fresh_key("fence"), fresh_key("other"));
+    for expected in 1..=5 {
+        let (lock_id, fence) = acquire(&backend, &key).await;
+        assert_eq!(fence.get(), expected);
+        let release = ReleaseRequest::new(lock_id);
+        assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+    }
+    let (_lock_id, fence) = acquire(&backend, &other).await;
+    assert_eq!(fence, Fence::FIRST, "every key has a counter of its own");
+}
+
+/// A takeover gets a larger fence than the dead holder had.
+pub async fn fences_grow_across_expiry<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("fence-expiry");
+    let mut last = 0;
+    for _ in 0..3 {
+        let (lock_id, fence) = acquire(&backend, &key).await;
+        assert!(fence.get() > last);
+        last = fence.get();
+        let mut dead = planted(&key, last, -60_000);
+        dead.lock_id = lock_id;
+        fixture.plant(&dead).await;
+    }
+}
+
+/// Counters outlive the store's process, where the store promises that anything does.
+pub async fn fences_survive_a_restart<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("fence-restart");
+    let (lock_id, before) = acquire(&backend, &key).await;
+    backend.release(&ReleaseRequest::new(lock_id)).await.expect("works");
+    if !fixture.restart().await {
+        return not_applicable("nothing is meant to survive a restart");
+    }
+    let backend = fixture.backend().await;
+    let (_lock_id, after) = acquire(&backend, &key).await;
+    assert!(after > before);
+}
+
+/// The last fence is granted; after it the acquire fails and the store ends as it was.
+pub async fn the_largest_fence_is_granted_and_no_larger_one<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("fence-limit");
+    fixture.set_fence_counter(&key, Fence::MAX.get() - 1).await;
+    let first = request(&key);
+    let lease = granted(backend.acquire(&first).await.expect("works"));
+    assert_eq!(lease.fence(), Fence::MAX);
+    backend.release(&ReleaseRequest::new(first.lock_id())).await.expect("works");
+
+    let before = fixture.peek(&key).await;
+    let second = request(&key);
+    let error = backend.acquire(&second).await.expect_err("the counter is exhausted");
+    assert_eq!(error.code(), ErrorCode::Internal);
+    assert!(!error.may_have_taken_effect(), "nothing was written, and the error must say so");
+    assert_unchanged(before.as_ref(), fixture.peek(&key).await.as_ref());
+    assert_eq!(fixture.fence_counter(&key).await, Fence::MAX.get());
+    assert!(!fixture.knows_id(&second.lock_id()).await);
+    assert!(!backend.is_locked(&key).await.expect("works"));
+}

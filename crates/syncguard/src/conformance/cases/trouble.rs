@@ -1,0 +1,37 @@
+//! Records that make no sense.
+
+use super::{Fixture, LONG, acquire, fresh_key, not_applicable, request};
+use crate::common::error::ErrorCode;
+use crate::contract::LockBackend;
+use crate::contract::request::{ExtendRequest, Hint, ReleaseRequest};
+
+/// A record that makes no sense is an error, is never overwritten, and nothing of key or lock id
+/// is in the error.
+pub async fn a_corrupt_record_is_an_internal_error_and_stays<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("canary-corrupt");
+    let (lock_id, fence) = acquire(&backend, &key).await;
+    if !fixture.corrupt(&key).await {
+        return not_applicable("the store's types allow no nonsense");
+    }
+    let hint = Hint::key(key.clone());
+    let errors = [
+        backend.acquire(&request(&key)).await.expect_err("no grant over nonsense"),
+        backend.is_locked(&key).await.expect_err("no answer about nonsense"),
+        backend.lookup_key(&key).await.expect_err("no answer about nonsense"),
+        backend
+            .release(&ReleaseRequest::new(lock_id).with_hint(hint.clone()))
+            .await
+            .expect_err("no release of nonsense"),
+        backend
+            .extend(&ExtendRequest::new(lock_id, LONG).with_hint(hint))
+            .await
+            .expect_err("no extension of nonsense"),
+    ];
+    for error in errors {
+        assert_eq!(error.code(), ErrorCode::Internal, "{error}");
+        let shown = format!("{error} {error:?}");
+        assert!(!shown.contains("canary") && !shown.contains(lock_id.expose()), "{shown}");
+    }
+    assert_eq!(fixture.fence_counter(&key).await, fence.get());
+}

@@ -1,0 +1,80 @@
+//! Waiting without polling.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Fixture, LONG, acquire, fresh_key, not_applicable, planted, request};
+use crate::common::time::TIME_TOLERANCE_MS;
+use crate::contract::LockBackend;
+use crate::contract::outcome::Acquire;
+use crate::contract::request::ReleaseRequest;
+use crate::lock::locker::Locker;
+use crate::lock::options::LockOptions;
+use crate::lock::retry::RetryPolicy;
+
+/// Longer than any wake-up takes, shorter than the polling that it replaces.
+const SOON: Duration = Duration::from_secs(20);
+const MUCH_LATER: Duration = Duration::from_secs(3600);
+
+fn patient<B: LockBackend>(backend: B) -> Locker<B> {
+    let retry = RetryPolicy { delay: MUCH_LATER, ..RetryPolicy::default() };
+    let options = LockOptions::default().ttl(LONG).timeout(SOON).retry(retry);
+    let locker = Locker::builder(backend).options(options).poll_interval(MUCH_LATER);
+    locker.build().expect("inside a runtime")
+}
+
+/// Whoever subscribed before a release hears of it.
+pub async fn a_release_wakes_who_waits<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("wake");
+    let (lock_id, _fence) = acquire(&backend, &key).await;
+    let Some(mut wake_ups) = backend.wake_ups(&key).await else {
+        return not_applicable("the backend offers no wake-ups");
+    };
+    assert!(wake_ups.are_working());
+    backend.release(&ReleaseRequest::new(lock_id)).await.expect("works");
+    tokio::time::timeout(SOON, wake_ups.woken()).await.expect("woken");
+}
+
+/// A waiter in another locker gets the lock at once although its polling would come much later.
+pub async fn a_waiter_gets_the_lock_without_polling<F: Fixture>(fixture: &F) {
+    let backend = Arc::new(fixture.backend().await);
+    let key = fresh_key("hand-over");
+    if backend.wake_ups(&key).await.is_none() {
+        return not_applicable("the backend offers no wake-ups");
+    }
+    let (holder, waiter) = (patient(Arc::clone(&backend)), patient(backend));
+    for _ in 0..5 {
+        let mut guard = holder.lock(&key).await.expect("free");
+        let waiting = {
+            let (waiter, key) = (waiter.clone(), key.clone());
+            tokio::spawn(async move { waiter.lock(&key).await })
+        };
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        guard.release().await.expect("works");
+        let mut next = waiting.await.expect("no panic").expect("woken in time");
+        next.release().await.expect("works");
+    }
+}
+
+/// A holder that crashed is replaced when its lock is dead, not at the next poll.
+pub async fn a_crashed_holder_is_taken_over_when_its_lock_is_dead<F: Fixture>(fixture: &F) {
+    let backend = Arc::new(fixture.backend().await);
+    let key = fresh_key("crash");
+    // Dead in 300 ms.
+    fixture.plant(&planted(&key, 1, 300 - TIME_TOLERANCE_MS.cast_signed())).await;
+    let outcome = backend.acquire(&request(&key)).await.expect("works");
+    if !matches!(outcome, Acquire::Contended { free_in: Some(_) }) {
+        return not_applicable("the backend does not say when a lock is dead");
+    }
+    let locker = patient(backend);
+    let waiting = {
+        let key = key.clone();
+        tokio::spawn(async move { locker.lock(&key).await })
+    };
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    fixture.advance(Duration::from_millis(400)).await;
+    let mut guard = waiting.await.expect("no panic").expect("taken over in time");
+    assert_eq!(guard.fence().get(), 2);
+    guard.release().await.expect("works");
+}

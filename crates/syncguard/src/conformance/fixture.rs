@@ -1,0 +1,159 @@
+//! What the kit needs from a store.
+
+use std::future::{Future, ready};
+use std::time::Duration;
+
+use crate::common::fence::{Fence, Fenced};
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::contract::LockBackend;
+
+/// A store that the kit can look into and reach into, past the backend.
+///
+/// The kit does not trust the code under test to judge itself, and it does not sleep: it plants
+/// records with a chosen expiry instead.
+pub trait Fixture: Send + Sync + 'static {
+    /// The backend under test.
+    type Backend: LockBackend<Fencing = Fenced>;
+
+    /// A backend on this store. All of them see the same locks.
+    fn backend(&self) -> impl Future<Output = Self::Backend> + Send;
+
+    /// A backend on this store that cleans up in `is_locked`.
+    fn backend_with_cleanup(&self) -> impl Future<Output = Self::Backend> + Send;
+
+    /// Puts a record into the store, in place of what is there under its key, with everything that
+    /// belongs to it (an index entry, say). The fence counter is set to the record's fence.
+    fn plant(&self, lock: &RawLock) -> impl Future<Output = ()> + Send;
+
+    /// Reads the record of a key, dead or alive.
+    fn peek(&self, key: &Key) -> impl Future<Output = Option<RawLock>> + Send;
+
+    /// Whether the store can still find something by this lock id, dead or alive.
+    fn knows_id(&self, lock_id: &LockId) -> impl Future<Output = bool> + Send;
+
+    /// Reads the fence counter of a key; 0 when there is none.
+    fn fence_counter(&self, key: &Key) -> impl Future<Output = u64> + Send;
+
+    /// Sets the fence counter of a key.
+    fn set_fence_counter(&self, key: &Key, counter: u64) -> impl Future<Output = ()> + Send;
+
+    /// Lets time pass on the time authority's clock: moves it, or sleeps.
+    fn advance(&self, by: Duration) -> impl Future<Output = ()> + Send {
+        tokio::time::sleep(by)
+    }
+
+    /// How much the time authority's clock may move by itself during a test: zero when it stands still. The
+    /// edges of the tolerance are tested this far inside, on the live side.
+    fn clock_margin(&self) -> Duration {
+        Duration::from_millis(500)
+    }
+
+    /// Restarts the store as after a crash. `false` where nothing is meant to survive that.
+    fn restart(&self) -> impl Future<Output = bool> + Send {
+        ready(false)
+    }
+
+    /// Replaces the record of a key by one that makes no sense. `false` where the store's types do
+    /// not allow such a record.
+    fn corrupt(&self, key: &Key) -> impl Future<Output = bool> + Send {
+        let _key = key;
+        ready(false)
+    }
+
+    /// The same store with every backend wrapped by `wrap`: the way to run the kit over a layer or
+    /// the erased form.
+    ///
+    /// ```
+    /// use syncguard::AnyBackend;
+    /// use syncguard::conformance::{Fixture, MemoryFixture};
+    ///
+    /// syncguard::conformance_tests!(MemoryFixture::new().wrapped(AnyBackend::new));
+    /// # fn main() {}
+    /// ```
+    fn wrapped<B, Wrap>(self, wrap: Wrap) -> Wrapped<Self, Wrap>
+    where
+        Self: Sized,
+        B: LockBackend<Fencing = Fenced>,
+        Wrap: Fn(Self::Backend) -> B + Send + Sync + 'static,
+    {
+        Wrapped { inner: self, wrap }
+    }
+}
+
+/// A fixture whose backends are wrapped. Made by [`Fixture::wrapped`].
+#[derive(Clone, Debug)]
+pub struct Wrapped<F, Wrap> {
+    inner: F,
+    wrap: Wrap,
+}
+
+impl<F, B, Wrap> Fixture for Wrapped<F, Wrap>
+where
+    F: Fixture,
+    B: LockBackend<Fencing = Fenced>,
+    Wrap: Fn(F::Backend) -> B + Send + Sync + 'static,
+{
+    type Backend = B;
+
+    async fn backend(&self) -> B {
+        (self.wrap)(self.inner.backend().await)
+    }
+
+    async fn backend_with_cleanup(&self) -> B {
+        (self.wrap)(self.inner.backend_with_cleanup().await)
+    }
+
+    async fn plant(&self, lock: &RawLock) {
+        self.inner.plant(lock).await;
+    }
+
+    async fn peek(&self, key: &Key) -> Option<RawLock> {
+        self.inner.peek(key).await
+    }
+
+    async fn knows_id(&self, lock_id: &LockId) -> bool {
+        self.inner.knows_id(lock_id).await
+    }
+
+    async fn fence_counter(&self, key: &Key) -> u64 {
+        self.inner.fence_counter(key).await
+    }
+
+    async fn set_fence_counter(&self, key: &Key, counter: u64) {
+        self.inner.set_fence_counter(key, counter).await;
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.inner.advance(by).await;
+    }
+
+    fn clock_margin(&self) -> Duration {
+        self.inner.clock_margin()
+    }
+
+    async fn restart(&self) -> bool {
+        self.inner.restart().await
+    }
+
+    async fn corrupt(&self, key: &Key) -> bool {
+        self.inner.corrupt(key).await
+    }
+}
+
+/// A record as it is in the store. Times are relative to the time authority's clock, so that a
+/// test can name an exact edge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "fixtures build it")]
+pub struct RawLock {
+    /// The key, as stored.
+    pub key: Key,
+    /// The lock id.
+    pub lock_id: LockId,
+    /// The fence.
+    pub fence: Fence,
+    /// How many milliseconds ago it was acquired.
+    pub acquired_ms_ago: i64,
+    /// In how many milliseconds it expires; negative when it has.
+    pub expires_in_ms: i64,
+}

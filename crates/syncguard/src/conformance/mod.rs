@@ -1,0 +1,130 @@
+//! The test kit for backend authors: one fixture and one line give one test per rule.
+//!
+//! Write a [`Fixture`] for your store, then, in an integration test:
+//!
+//! ```
+//! use syncguard::conformance::MemoryFixture;
+//!
+//! syncguard::conformance_tests!(MemoryFixture::new());
+//! # fn main() {}
+//! ```
+//!
+//! The expression may `.await`; it is evaluated once per test, inside a runtime. Every case uses
+//! keys of its own, so all of them may share one store and run in parallel.
+//!
+//! New cases may appear in minor releases; names are stable.
+
+pub mod cases;
+mod fixture;
+mod memory;
+pub mod model;
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::runtime::Builder;
+
+pub use fixture::{Fixture, RawLock, Wrapped};
+pub use memory::MemoryFixture;
+
+/// Runs one case in a runtime of its own; a case that hangs fails.
+#[doc(hidden)]
+pub fn run(case: impl Future<Output = ()>) {
+    const LONGEST: Duration = Duration::from_secs(120);
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let finished = runtime
+        .expect("a runtime can be started")
+        .block_on(async { tokio::time::timeout(LONGEST, case).await });
+    assert!(finished.is_ok(), "the case did not end within {LONGEST:?}");
+}
+
+/// One test per rule of the contract, for the backend of a [`Fixture`].
+///
+/// See [`conformance`](crate::conformance).
+#[macro_export]
+macro_rules! conformance_tests {
+    ($fixture:expr) => {
+        $crate::conformance_tests!(@each tests $fixture);
+    };
+    (@each $what:ident $($argument:tt)*) => {
+        $crate::conformance_tests!(@$what ($($argument)*)
+            lifecycle::an_acquired_lock_is_held_until_it_is_released
+            lifecycle::the_expiry_is_now_plus_ttl_by_the_time_authority
+            lifecycle::a_release_leaves_nothing_but_the_fence_counter
+            lifecycle::distinct_keys_are_distinct_locks
+            contention::a_held_lock_is_contended_and_only_read
+            contention::contention_says_when_the_lock_is_dead
+            contention::parallel_acquires_have_one_winner
+            contention::sixteen_tasks_lose_no_update
+            ownership::another_id_can_neither_release_nor_extend
+            ownership::only_one_of_many_releases_succeeds
+            ownership::an_old_id_cannot_touch_the_next_holder
+            ownership::a_wrong_hint_changes_no_answer
+            expiry::a_lock_is_live_up_to_the_edge
+            expiry::a_lock_is_dead_from_the_edge_on
+            expiry::a_dead_lock_is_taken_over
+            expiry::an_extend_replaces_the_ttl
+            expiry::an_extend_keeps_fence_and_acquisition_time
+            expiry::a_dead_lock_is_never_revived
+            expiry::a_released_lock_is_never_revived
+            fencing::the_first_fence_is_one_and_fences_grow
+            fencing::fences_grow_across_expiry
+            fencing::fences_survive_a_restart
+            fencing::the_largest_fence_is_granted_and_no_larger_one
+            lookup::lookups_by_key_and_by_id_agree
+            lookup::free_and_dead_locks_are_not_found
+            lookup::what_is_found_is_sanitized
+            lookup::reads_change_nothing
+            keys::odd_keys_are_locks_like_any_other
+            keys::long_keys_are_locks_like_any_other
+            keys::both_unicode_forms_are_one_lock
+            replay::the_same_request_gets_the_same_lease
+            replay::a_request_whose_lease_is_over_is_spent
+            replay::an_undo_frees_what_was_taken
+            cleanup::nothing_is_cleaned_up_unless_asked_for
+            cleanup::an_old_record_is_cleaned_up_and_its_counter_spared
+            cleanup::a_recent_record_is_not_cleaned_up
+            cancellation::an_acquire_dropped_anywhere_leaves_no_lock
+            cancellation::a_release_dropped_anywhere_still_releases
+            cancellation::an_extend_dropped_anywhere_does_no_harm
+            cancellation::a_read_dropped_anywhere_does_no_harm
+            wake::a_release_wakes_who_waits
+            wake::a_waiter_gets_the_lock_without_polling
+            wake::a_crashed_holder_is_taken_over_when_its_lock_is_dead
+            trouble::a_corrupt_record_is_an_internal_error_and_stays
+            history::random_histories_match_the_model
+        );
+    };
+    (@tests ($fixture:expr) $($module:ident :: $case:ident)*) => {
+        $(
+            #[test]
+            fn $case() {
+                $crate::conformance::run(async {
+                    let fixture = $fixture;
+                    $crate::conformance::cases::$module::$case(&fixture).await;
+                });
+            }
+        )*
+    };
+    (@list ($fixture:ty) $($module:ident :: $case:ident)*) => {
+        [$(
+            $crate::conformance::Case::<$fixture> {
+                name: stringify!($case),
+                run: |fixture| ::std::boxed::Box::pin(
+                    $crate::conformance::cases::$module::$case(fixture)
+                ),
+            }
+        ),*]
+    };
+}
+
+/// A case as a value, for those who test the kit itself. Made by
+/// `conformance_tests!(@each list FixtureType)`.
+#[doc(hidden)]
+#[expect(missing_debug_implementations, reason = "not part of the interface")]
+pub struct Case<F> {
+    /// The name of the rule.
+    pub name: &'static str,
+    /// Runs it.
+    pub run: for<'a> fn(&'a F) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + 'a>>,
+}

@@ -1,0 +1,43 @@
+//! The conformance kit on the memory backend, on its erased and shared forms and under telemetry.
+#![cfg(feature = "conformance")]
+
+use std::sync::Arc;
+
+use syncguard::conformance::{Fixture, MemoryFixture};
+use syncguard::{AnyBackend, Layer, TelemetryLayer, TracingSink};
+
+mod plain {
+    syncguard::conformance_tests!(super::MemoryFixture::new());
+}
+
+mod erased {
+    use super::{AnyBackend, Fixture};
+
+    syncguard::conformance_tests!(super::MemoryFixture::new().wrapped(AnyBackend::new));
+}
+
+mod shared {
+    use super::{Arc, Fixture};
+
+    syncguard::conformance_tests!(super::MemoryFixture::new().wrapped(Arc::new));
+}
+
+mod under_telemetry {
+    use super::{Arc, Fixture, Layer, TelemetryLayer, TracingSink};
+
+    syncguard::conformance_tests!({
+        let layer = TelemetryLayer::new(Arc::new(TracingSink));
+        super::MemoryFixture::new().wrapped(move |backend| layer.layer(backend))
+    });
+}
+
+/// Twenty thousand random histories, each compared with the model step by step.
+#[test]
+fn twenty_thousand_histories_match_the_model() {
+    syncguard::conformance::run(async {
+        for seed in 0..20_000 {
+            let fixture = MemoryFixture::new();
+            syncguard::conformance::model::check_history(&fixture, seed, 30).await;
+        }
+    });
+}

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use syncguard::conformance::{Fixture, MemoryFixture};
+use syncguard::conformance::{Fixture, MemoryFixture, Yielding};
 use syncguard::{AnyBackend, Layer, TelemetryLayer, TracingSink};
 
 mod plain {
@@ -29,6 +29,13 @@ mod under_telemetry {
         let layer = TelemetryLayer::new(Arc::new(TracingSink));
         super::MemoryFixture::new().wrapped(move |backend| layer.layer(backend))
     });
+}
+
+/// With await points on both sides of every effect, for the cases that drop futures.
+mod yielding {
+    use super::{Fixture, Yielding};
+
+    syncguard::conformance_tests!(super::MemoryFixture::new().wrapped(Yielding::new));
 }
 
 /// Twenty thousand random histories, each compared with the model step by step.

@@ -44,7 +44,7 @@ impl KeySpace {
         let mut prefix = prefix.into();
         prefix.truncate(prefix.trim_end_matches(':').len());
         let separator = usize::from(!prefix.is_empty());
-        if prefix.len() + separator + reserve_bytes > limit_bytes {
+        if (prefix.len() + separator).saturating_add(reserve_bytes) > limit_bytes {
             return Err(Error::invalid(
                 "prefix exceeds the backend's limit after the reserved bytes; use a shorter one",
             ));

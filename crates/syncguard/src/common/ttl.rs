@@ -50,8 +50,8 @@ impl Ttl {
         match u64::try_from(ttl.as_millis()) {
             Ok(ms) if ttl <= limit && ms <= Self::ABSOLUTE_MAX_MS => Ok(Self(ms)),
             _ => Err(Error::invalid(format!(
-                "ttl exceeds the limit of {} seconds",
-                limit.as_secs().min(Self::ABSOLUTE_MAX_MS / 1000)
+                "ttl exceeds the limit of {} ms",
+                limit.as_millis().min(u128::from(Self::ABSOLUTE_MAX_MS))
             ))),
         }
     }

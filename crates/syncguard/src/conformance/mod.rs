@@ -18,6 +18,7 @@ pub mod cases;
 mod fixture;
 mod memory;
 pub mod model;
+mod yielding;
 
 use std::future::Future;
 use std::time::Duration;
@@ -26,6 +27,7 @@ use tokio::runtime::Builder;
 
 pub use fixture::{Fixture, RawLock, Wrapped};
 pub use memory::MemoryFixture;
+pub use yielding::Yielding;
 
 /// Runs one case in a runtime of its own; a case that hangs fails.
 #[doc(hidden)]

@@ -156,6 +156,8 @@ impl fmt::Display for LostReason {
 pub enum WaitOutcome {
     /// With the lock.
     Acquired,
+    /// Without it: a single attempt found it held.
+    Contended,
     /// Without it, because others held it too long.
     TimedOut,
     /// Without it, because the waiter was cancelled.
@@ -170,6 +172,7 @@ impl WaitOutcome {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Acquired => "acquired",
+            Self::Contended => "contended",
             Self::TimedOut => "timed-out",
             Self::Cancelled => "cancelled",
             Self::Failed => "failed",

@@ -11,9 +11,10 @@ use crate::common::ttl::Ttl;
 
 /// A request to take a lock.
 ///
-/// It draws its [`LockId`] when it is made. Sending the same value again is a *replay*: it can
-/// only be granted what the first sending was granted. So an unknown outcome can be resolved by
-/// sending the request again, or undone with [`ReleaseRequest::undo`].
+/// It draws its [`LockId`] when it is made. Sending the same value again is a *replay*: while the
+/// lock is held under that id, it is granted what the first sending was granted, and nothing more.
+/// So an unknown outcome can be resolved by sending the request again, or undone with
+/// [`ReleaseRequest::undo`]. Once a request's lock was released, do not send it again.
 ///
 /// ```
 /// use syncguard::{Acquire, AcquireRequest, Key, LockBackend, MemoryBackend, Ttl};

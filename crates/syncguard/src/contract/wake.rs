@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::future::pending;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
@@ -79,6 +79,8 @@ struct Topics {
     by_key: Mutex<HashMap<Key, watch::Sender<bool>>>,
     /// Whether every waiter of every process subscribes here.
     sees_everybody: bool,
+    /// Whether wake-ups cannot come at the moment.
+    are_broken: AtomicBool,
     /// The size of the map, so that a release when nobody waits for anything takes no lock.
     count: AtomicUsize,
 }
@@ -106,7 +108,8 @@ impl WakeHub {
     #[must_use]
     pub fn subscribe(&self, key: &Key) -> WakeUps {
         let mut topics = self.topics.lock();
-        let sender = topics.entry(key.clone()).or_insert_with(|| watch::Sender::new(true));
+        let are_working = !self.topics.are_broken.load(Ordering::SeqCst);
+        let sender = topics.entry(key.clone()).or_insert_with(|| watch::Sender::new(are_working));
         let receiver = sender.subscribe();
         self.topics.count.store(topics.len(), Ordering::SeqCst);
         WakeUps { receiver, hub: Arc::clone(&self.topics), key: key.clone() }
@@ -118,6 +121,16 @@ impl WakeHub {
             && let Some(sender) = self.topics.lock().get(key)
         {
             sender.send_modify(|_working| {});
+        }
+    }
+
+    /// Notes that wake-ups have stopped or begun to work, and wakes everybody: what happened
+    /// meanwhile nobody knows.
+    pub fn set_working(&self, are_working: bool) {
+        let topics = self.topics.lock();
+        self.topics.are_broken.store(!are_working, Ordering::SeqCst);
+        for sender in topics.values() {
+            sender.send_replace(are_working);
         }
     }
 
@@ -156,6 +169,20 @@ mod tests {
         hub.wake(&key("a"));
         wake_ups.woken().await;
         assert!(!wake_ups.receiver.has_changed().expect("open"));
+    }
+
+    #[tokio::test]
+    async fn a_broken_hub_wakes_everybody_and_says_so() {
+        let hub = WakeHub::new();
+        let mut wake_ups = hub.subscribe(&key("a"));
+        assert!(wake_ups.are_working());
+        hub.set_working(false);
+        wake_ups.woken().await;
+        assert!(!wake_ups.are_working());
+        assert!(!hub.subscribe(&key("b")).are_working());
+        hub.set_working(true);
+        wake_ups.woken().await;
+        assert!(wake_ups.are_working());
     }
 
     #[test]

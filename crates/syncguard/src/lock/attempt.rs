@@ -1,46 +1,139 @@
-//! A call to the backend that is never abandoned: dropped half-way, it goes on in the background.
+//! Asking the store for a lock, until every request that was sent has an answer or is undone.
 
-use std::future::Future;
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+use super::carried::Carried;
+use super::clock::LocalInstant;
+use super::guard::LockGuard;
+use super::hold::Grant;
+use super::locker::Context;
+use super::reaper::OrphanAcquire;
+use crate::common::error::{Error, ErrorCode, Result};
+use crate::common::key::Key;
+use crate::contract::LockBackend;
+use crate::contract::outcome::{Acquire, Lease};
+use crate::contract::request::AcquireRequest;
 
-/// A call to the backend, polled by its caller. When it is dropped after it began and before it
-/// ended, `adopt` gets the rest of it.
-pub(super) struct Carried<T, Adopt: FnOnce(BoxFuture<T>)> {
-    call: Option<BoxFuture<T>>,
-    adopt: Option<Adopt>,
-    has_begun: bool,
+/// What an attempt found.
+pub(super) enum Found<B: LockBackend> {
+    Ours(LockGuard<B>),
+    Taken { free_in: Option<Duration> },
 }
 
-impl<T, Adopt: FnOnce(BoxFuture<T>)> Carried<T, Adopt> {
-    pub(super) fn new(call: impl Future<Output = T> + Send + 'static, adopt: Adopt) -> Self {
-        Self { call: Some(Box::pin(call)), adopt: Some(adopt), has_begun: false }
+/// The attempts of one wait.
+///
+/// A request that got no answer is *in doubt*: it may have taken the lock. It is sent again as it
+/// was, so that it can be granted only once, or it is undone; at the latest when this is dropped.
+pub(super) struct Attempts<'a, B: LockBackend> {
+    context: &'a Arc<Context<B>>,
+    key: &'a Key,
+    count: &'a AtomicU32,
+    in_doubt: Option<Sent>,
+}
+
+/// A request, and when it was sent for the first time.
+struct Sent {
+    request: AcquireRequest,
+    at: LocalInstant,
+}
+
+impl<'a, B: LockBackend> Attempts<'a, B> {
+    pub(super) fn new(context: &'a Arc<Context<B>>, key: &'a Key, count: &'a AtomicU32) -> Self {
+        Self { context, key, count, in_doubt: None }
     }
-}
 
-impl<T, Adopt: FnOnce(BoxFuture<T>) + Unpin> Future for Carried<T, Adopt> {
-    type Output = T;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        self.has_begun = true;
-        // Taken out while it runs: a call that panics is not polled again in the background.
-        let mut call = self.call.take().expect("BUG: a call is not polled after its end");
-        let poll = call.as_mut().poll(context);
-        if poll.is_pending() {
-            self.call = Some(call);
+    /// Asks the store once.
+    pub(super) async fn ask(&mut self) -> Result<Found<B>> {
+        let is_replay = self.in_doubt.as_ref().is_some_and(|sent| self.is_worth_repeating(sent));
+        let sent = match self.in_doubt.take() {
+            Some(sent) if is_replay => sent,
+            too_old => {
+                self.in_doubt = too_old;
+                self.undo_what_is_in_doubt();
+                let request = AcquireRequest::new(self.key.clone(), self.context.options.ttl)?;
+                Sent { request, at: self.context.ticker.now() }
+            }
+        };
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let (context, request) = (Arc::clone(self.context), sent.request.clone());
+        // The context comes back with the answer, to be the guard's.
+        let call = async move {
+            let answer = context.backend.acquire(&request).await;
+            (answer, context)
+        };
+        let adopt = |rest| orphan(self.context, &sent, is_replay).undo_later(rest);
+        let (answer, context) = Carried::new(call, adopt).await;
+        let in_doubt = match &answer {
+            Ok(Acquire::Acquired(_) | Acquire::Spent) => false,
+            // An answer about this copy says nothing about an earlier one.
+            Ok(Acquire::Contended { .. }) => is_replay,
+            Err(error) => is_replay || error.may_have_taken_effect(),
+        };
+        if in_doubt {
+            self.in_doubt = Some(Sent { request: sent.request.clone(), at: sent.at });
         }
-        poll
+        match answer {
+            Ok(Acquire::Acquired(lease)) => Ok(Found::Ours(self.guard(context, &sent, &lease))),
+            Ok(Acquire::Contended { free_in }) => Ok(Found::Taken { free_in }),
+            // The copy that was granted is over; the next attempt makes a new request.
+            Ok(Acquire::Spent) if is_replay => Ok(Found::Taken { free_in: Some(Duration::ZERO) }),
+            Ok(Acquire::Spent) => Err(Error::new(
+                ErrorCode::Internal,
+                "the backend says that a new request was used before",
+            )
+            .with_key(self.key)),
+            Err(error) => Err(error.with_key(self.key)),
+        }
+    }
+
+    fn guard(
+        &self,
+        context: Arc<Context<B>>,
+        sent: &Sent,
+        lease: &Lease<B::Fencing>,
+    ) -> LockGuard<B> {
+        let grant = Grant {
+            lock_id: sent.request.lock_id(),
+            token: lease.token(),
+            expires_at: lease.expires_at(),
+            receipt: lease.receipt().cloned(),
+            sent: sent.at,
+            ttl: sent.request.ttl(),
+        };
+        LockGuard::new(context, self.key.clone(), grant)
+    }
+
+    /// A grant to a copy of an old request is valid from its *first* sending, so an old one is not
+    /// worth much.
+    fn is_worth_repeating(&self, sent: &Sent) -> bool {
+        let age = self.context.ticker.now().since(sent.at);
+        age < sent.request.ttl().as_duration() / 2
+    }
+
+    fn undo_what_is_in_doubt(&mut self) {
+        if let Some(sent) = self.in_doubt.take() {
+            orphan(self.context, &sent, true).undo_later(None);
+        }
     }
 }
 
-impl<T, Adopt: FnOnce(BoxFuture<T>)> Drop for Carried<T, Adopt> {
+impl<B: LockBackend> Drop for Attempts<'_, B> {
     fn drop(&mut self) {
-        if self.has_begun
-            && let (Some(rest), Some(adopt)) = (self.call.take(), self.adopt.take())
-        {
-            adopt(rest);
-        }
+        self.undo_what_is_in_doubt();
+    }
+}
+
+fn orphan<B: LockBackend>(
+    context: &Arc<Context<B>>,
+    sent: &Sent,
+    is_replay: bool,
+) -> OrphanAcquire<B> {
+    OrphanAcquire {
+        context: Arc::clone(context),
+        request: sent.request.clone(),
+        sent: sent.at,
+        is_replay,
     }
 }

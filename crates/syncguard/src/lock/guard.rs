@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::attempt::Carried;
+use super::carried::Carried;
 use super::heartbeat;
 use super::hold::{Grant, Hold};
 use super::locker::Context;
@@ -100,7 +100,7 @@ impl<B: LockBackend> LockGuard<B> {
         let request = ReleaseRequest::new(hold.lock_id).with_hint(hold.hint());
         let caller = Arc::clone(&hold);
         let call = async move { caller.context.backend.release(&request).await };
-        let adopt = |rest| release_later(Arc::clone(&hold), ReleaseSource::Guard, Some(rest));
+        let adopt = |rest| release_later(Arc::clone(&hold), ReleaseSource::Guard, rest);
         match Carried::new(call, adopt).await {
             Ok(answer) => {
                 self.ending = Ending::Answered;
@@ -119,13 +119,13 @@ impl<B: LockBackend> LockGuard<B> {
     /// Gives the lock back within the time that the options allow. What remains to be done goes on
     /// in the background, and is reported there.
     pub(crate) async fn finish(&mut self) {
-        let context = Arc::clone(&self.hold().context);
-        let limit = context.options.release_timeout.map(|timeout| context.ticker.now() + timeout);
+        let hold = Arc::clone(self.hold());
+        hold.let_go();
         tokio::select! {
             biased;
             // After an error the guard is still armed: dropping it tries again and reports.
             _answer = self.release() => {}
-            () = context.ticker.sleep_until_some(limit) => {}
+            () = hold.context.ticker.sleep_until(hold.release_limit()) => {}
         }
     }
 

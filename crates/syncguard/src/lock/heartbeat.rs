@@ -1,11 +1,11 @@
 //! Renewal: one task per guard that extends its lock at every third of the TTL.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::hold::Hold;
 use crate::contract::LockBackend;
-use crate::contract::event::LostReason;
 use crate::contract::outcome::Extend;
 
 /// Starts renewing a lock. The task ends when the guard lets go or the lock is lost.
@@ -17,56 +17,43 @@ pub(super) fn start<B: LockBackend>(hold: &Arc<Hold<B>>) {
             biased;
             // An extend that is under way goes on in the background, it is not torn apart.
             () = hold.ended() => {}
+            _reason = hold.lost() => {}
             () = renew(&hold) => {}
         }
     });
 }
 
+/// Extends whenever it is time to. Whether the lock is lost meanwhile, others watch.
 async fn renew<B: LockBackend>(hold: &Arc<Hold<B>>) {
     let ticker = &hold.context.ticker;
     let ttl = hold.context.options.ttl;
-    let third = ttl.as_duration() / 3;
     let end = hold.context.options.max_hold.map(|max_hold| hold.since + max_hold);
-    let mut next = hold.since + third;
-    let mut reason = LostReason::Expired;
     loop {
-        let deadline = hold.deadline();
-        if end.is_some_and(|end| deadline >= end) {
+        hold.time_to_renew().await;
+        let ttl = match end {
             // Kept as long as it may be; what is left runs out.
-            ticker.sleep_until(deadline).await;
-            return hold.lose(reason);
-        }
-        ticker.sleep_until(next.min(deadline)).await;
-        let now = ticker.now();
-        let ttl = end.map_or(ttl, |end| ttl.at_most(end.since(now)));
-        tokio::select! {
-            biased;
-            answer = hold.extend(ttl) => match answer {
-                Ok(Extend::Extended(_)) => {
-                    reason = LostReason::Expired;
-                    next = now + third;
-                }
-                Ok(Extend::NotHeld(_)) => return,
-                // One failed renewal is no loss: the lock is ours until its deadline.
-                Err(error) => {
-                    reason = LostReason::Unreachable;
-                    next = ticker.now() + pause_after_error(third);
-                    tracing::debug!(
-                        key_hash = %hold.key.hash(),
-                        code = error.code().as_str(),
-                        "could not renew a lock, trying again: {error}"
-                    );
-                }
-            },
-            () = ticker.sleep_until(deadline) => return hold.lose(LostReason::Unreachable),
-        }
-        if ticker.now() >= hold.deadline() {
-            return hold.lose(reason);
+            Some(end) if hold.deadline() >= end => return pending().await,
+            Some(end) => ttl.at_most(end.since(ticker.now())),
+            None => ttl,
+        };
+        hold.set_out_of_touch(true);
+        match hold.extend(ttl).await {
+            Ok(Extend::Extended(_)) => hold.set_out_of_touch(false),
+            Ok(Extend::NotHeld(_)) => return,
+            // One failed renewal is no loss: the lock is ours until its deadline.
+            Err(error) => {
+                tracing::debug!(
+                    key_hash = %hold.key.hash(),
+                    code = error.code().as_str(),
+                    "could not renew a lock, trying again: {error}"
+                );
+                tokio::time::sleep(pause_after_error(ttl.as_duration())).await;
+            }
         }
     }
 }
 
 /// Often enough for several tries before the deadline, seldom enough not to press a sick store.
-fn pause_after_error(third: Duration) -> Duration {
-    (third / 4).clamp(Duration::from_millis(1), Duration::from_secs(1))
+fn pause_after_error(ttl: Duration) -> Duration {
+    (ttl / 12).clamp(Duration::from_millis(1), Duration::from_secs(1))
 }

@@ -1,18 +1,18 @@
 //! The shared state of a held lock: how long it is ours, and whether it still is.
 
-use std::future::{pending, poll_fn};
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::attempt::{BoxFuture, Carried};
+use super::carried::{BoxFuture, Carried};
 use super::clock::LocalInstant;
 use super::locker::Context;
 use super::options::ReleaseSource;
-use super::reaper::release_later;
+use super::reaper::{TOLERANCE, release_later};
 use crate::common::error::Result;
 use crate::common::fence::Fencing;
 use crate::common::key::Key;
@@ -34,9 +34,12 @@ pub(super) struct Hold<B: LockBackend> {
     /// When the request that got the lock was sent for the first time.
     pub(super) since: LocalInstant,
     state: Mutex<State>,
+    /// Held while an extend is being sent and while the guard lets go, so that no extend is ever
+    /// sent after a release.
+    sending: Mutex<()>,
     /// Rings when the deadline moves, when the lock is lost and when the guard lets go.
     changed: Notify,
-    /// One extend at a time, so that the last answer is about the last request.
+    /// One extend at a time, as long as their callers wait for them.
     extending: tokio::sync::Mutex<()>,
 }
 
@@ -44,11 +47,34 @@ pub(super) struct Hold<B: LockBackend> {
 struct State {
     /// The lock is ours until then, whatever the network does: *before the request was sent* + TTL.
     deadline: LocalInstant,
+    /// When renewal should extend it.
+    renew_at: LocalInstant,
     expires_at: Timestamp,
     receipt: Option<Receipt>,
+    /// How many extends were sent, and which of them was the last whose answer was noted.
+    extends_sent: u64,
+    last_noted: u64,
+    /// A renewal was sent and not answered well.
+    is_out_of_touch: bool,
     lost: Option<LostReason>,
     /// The guard has let go; from here on nothing is extended.
     is_over: bool,
+    /// Until when the release may be tried, once the guard has let go.
+    release_limit: Option<LocalInstant>,
+}
+
+/// An extend on its way.
+#[derive(Clone, Copy)]
+struct Sent {
+    number: u64,
+    at: LocalInstant,
+    ttl: Ttl,
+}
+
+impl Sent {
+    fn deadline(self) -> LocalInstant {
+        self.at + self.ttl.as_duration()
+    }
 }
 
 /// What is granted, as far as a hold needs it.
@@ -71,11 +97,17 @@ impl<B: LockBackend> Hold<B> {
             since: grant.sent,
             state: Mutex::new(State {
                 deadline: grant.sent + grant.ttl.as_duration(),
+                renew_at: grant.sent + grant.ttl.as_duration() / 3,
                 expires_at: grant.expires_at,
                 receipt: grant.receipt,
+                extends_sent: 0,
+                last_noted: 0,
+                is_out_of_touch: false,
                 lost: None,
                 is_over: false,
+                release_limit: None,
             }),
+            sending: Mutex::new(()),
             changed: Notify::new(),
             extending: tokio::sync::Mutex::new(()),
         }
@@ -106,17 +138,40 @@ impl<B: LockBackend> Hold<B> {
         state.deadline.since(self.context.ticker.now())
     }
 
-    /// The guard lets go: nothing is extended after this. Answers whether it had not before.
-    pub(super) fn let_go(&self) -> bool {
-        let first = !std::mem::replace(&mut self.state().is_over, true);
-        if first {
-            self.changed.notify_waiters();
-            self.context.observe(|| EngineEvent::Held {
-                key_hash: self.key.hash(),
-                held: self.context.ticker.now().since(self.since),
-            });
+    /// The guard lets go: nothing is extended after this.
+    pub(super) fn let_go(&self) {
+        let now = self.context.ticker.now();
+        {
+            let _nothing_is_being_sent =
+                self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state();
+            if std::mem::replace(&mut state.is_over, true) {
+                return;
+            }
+            state.release_limit = Some(self.release_limit_from(now, &state));
         }
-        first
+        self.changed.notify_waiters();
+        self.context.observe(|| EngineEvent::Held {
+            key_hash: self.key.hash(),
+            held: now.since(self.since),
+        });
+    }
+
+    /// Until when a release may be tried; counted from when the guard let go.
+    pub(super) fn release_limit(&self) -> LocalInstant {
+        let state = self.state();
+        state
+            .release_limit
+            .unwrap_or_else(|| self.release_limit_from(self.context.ticker.now(), &state))
+    }
+
+    fn release_limit_from(&self, now: LocalInstant, state: &State) -> LocalInstant {
+        /// A lock that is already lost is still given this long to be released.
+        const AT_LEAST: Duration = Duration::from_secs(5);
+        match self.context.options.release_timeout {
+            Some(timeout) => now + timeout,
+            None => (state.deadline + TOLERANCE).max(now + AT_LEAST),
+        }
     }
 
     /// The lock is free, as far as this process knows.
@@ -124,63 +179,86 @@ impl<B: LockBackend> Hold<B> {
         self.context.lanes.given_back(&self.key);
     }
 
+    /// Notes whether a renewal is without a good answer.
+    pub(super) fn set_out_of_touch(&self, is_out_of_touch: bool) {
+        self.state().is_out_of_touch = is_out_of_touch;
+    }
+
     /// Gives the lock up as lost, for ever.
-    pub(super) fn lose(&self, reason: LostReason) {
-        {
+    fn lose(&self, reason: LostReason) {
+        let reason = {
             let mut state = self.state();
             if state.is_over || state.lost.is_some() {
                 return;
             }
-            state.lost = Some(reason);
-        }
+            let reason = match reason {
+                LostReason::Expired if state.is_out_of_touch => LostReason::Unreachable,
+                reason => reason,
+            };
+            *state.lost.insert(reason)
+        };
         self.changed.notify_waiters();
         self.given_back();
         tracing::warn!(key_hash = %self.key.hash(), reason = reason.as_str(), "lost a lock: {reason}");
         self.context.observe(|| EngineEvent::Lost { key_hash: self.key.hash(), reason });
     }
 
-    /// Waits until the lock is lost. Never ends when the guard lets go before.
-    pub(super) async fn lost(&self) -> LostReason {
+    /// Waits until `look` finds something, looking again at every change and at the time it names.
+    async fn watch<T>(&self, mut look: impl FnMut(&State) -> Watch<T>) -> T {
         loop {
             let changed = self.changed.notified();
-            let mut changed = std::pin::pin!(changed);
+            let mut changed = pin!(changed);
             // Registered before looking, so that a change in between is not missed.
             changed.as_mut().enable();
-            let (lost, is_over, deadline) = {
-                let state = self.state();
-                (state.lost, state.is_over, state.deadline)
+            let seen = look(&self.state());
+            let at = match seen {
+                Watch::Found(found) => return found,
+                Watch::LookAgainAt(at) => Some(at),
+                Watch::LookAgain => None,
             };
-            match lost {
-                Some(reason) => return reason,
-                None if is_over => pending::<()>().await,
-                None => {}
-            }
             tokio::select! {
                 biased;
                 () = changed => {}
-                () = self.context.ticker.sleep_until(deadline) => {
-                    if self.deadline() <= deadline {
-                        self.lose(LostReason::Expired);
-                    }
-                }
+                () = self.context.ticker.sleep_until_some(at) => {}
+            }
+        }
+    }
+
+    /// Waits until the lock is lost. Never ends when the guard lets go before.
+    pub(super) async fn lost(&self) -> LostReason {
+        loop {
+            let lost = self.watch(|state| match state.lost {
+                Some(reason) => Watch::Found(Some(reason)),
+                None if state.is_over => Watch::LookAgain,
+                None if self.context.ticker.now() >= state.deadline => Watch::Found(None),
+                None => Watch::LookAgainAt(state.deadline),
+            });
+            match lost.await {
+                Some(reason) => return reason,
+                None => self.lose(LostReason::Expired),
             }
         }
     }
 
     /// Waits until the guard lets go or the lock is lost.
     pub(super) async fn ended(&self) {
-        loop {
-            let changed = self.changed.notified();
-            let mut changed = std::pin::pin!(changed);
-            changed.as_mut().enable();
-            {
-                let state = self.state();
-                if state.is_over || state.lost.is_some() {
-                    return;
-                }
+        self.watch(|state| match state.lost {
+            None if !state.is_over => Watch::LookAgain,
+            _ => Watch::Found(()),
+        })
+        .await;
+    }
+
+    /// Waits until the lock should be renewed.
+    pub(super) async fn time_to_renew(&self) {
+        self.watch(|state| {
+            if self.context.ticker.now() >= state.renew_at {
+                Watch::Found(())
+            } else {
+                Watch::LookAgainAt(state.renew_at)
             }
-            changed.await;
-        }
+        })
+        .await;
     }
 
     /// Extends the lock, unless it is lost or let go.
@@ -189,24 +267,26 @@ impl<B: LockBackend> Hold<B> {
     pub(super) async fn extend(self: &Arc<Self>, ttl: Ttl) -> Result<Extend> {
         const GONE: Result<Extend> = Ok(Extend::NotHeld(Absence::Expired));
         let _one_at_a_time = self.extending.lock().await;
-        let sent = self.context.ticker.now();
-        if sent >= self.deadline() {
+        let at = self.context.ticker.now();
+        if at >= self.deadline() {
             self.lose(LostReason::Expired);
             return GONE;
         }
+        let sent = {
+            let mut state = self.state();
+            state.extends_sent += 1;
+            Sent { number: state.extends_sent, at, ttl }
+        };
         let request = ExtendRequest::new(self.lock_id, ttl).with_hint(self.hint());
         let hold = Arc::clone(self);
         let call = async move { hold.context.backend.extend(&request).await };
-        let mut call = Carried::new(call, |rest| self.note_later(rest, sent, ttl));
-        // The first poll sends the request. It happens under the same lock as letting go, so that
-        // no extend is ever sent after a release.
+        let mut call = Carried::new(call, |rest| self.note_later(rest, sent));
+        // The first poll sends the request.
         let begun = poll_fn(|context| {
-            let mut state = self.state();
-            if state.is_over || state.lost.is_some() {
+            let _nobody_lets_go = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+            if !self.may_extend(sent) {
                 return Poll::Ready(None);
             }
-            // A shorter life may begin now, even if the answer is lost.
-            state.deadline = state.deadline.min(sent + ttl.as_duration());
             Poll::Ready(Some(Future::poll(Pin::new(&mut call), context)))
         });
         let answer = match begun.await {
@@ -214,12 +294,27 @@ impl<B: LockBackend> Hold<B> {
             Some(Poll::Ready(answer)) => answer,
             Some(Poll::Pending) => call.await,
         };
-        answer.map(|answer| self.note_extend(answer, sent, ttl))
+        answer.map(|answer| self.note_extend(answer, sent))
+    }
+
+    /// Whether the lock is still there to be extended. If so, a shorter life begins now, even if
+    /// the answer will be lost.
+    fn may_extend(&self, sent: Sent) -> bool {
+        let mut state = self.state();
+        if state.is_over || state.lost.is_some() {
+            return false;
+        }
+        if sent.deadline() < state.deadline {
+            state.deadline = sent.deadline();
+            drop(state);
+            self.changed.notify_waiters();
+        }
+        true
     }
 
     /// Takes over what an extend answered. Loss is final: an extension that comes after it is
     /// released again.
-    fn note_extend(self: &Arc<Self>, answer: Extend, sent: LocalInstant, ttl: Ttl) -> Extend {
+    fn note_extend(self: &Arc<Self>, answer: Extend, sent: Sent) -> Extend {
         let extension = match &answer {
             Extend::Extended(extension) => extension,
             // Letting go first and then hearing that nothing is held is no loss.
@@ -235,9 +330,14 @@ impl<B: LockBackend> Hold<B> {
                 return answer;
             }
             if state.lost.is_none() && now < state.deadline {
-                state.deadline = sent + ttl.as_duration();
-                state.expires_at = extension.expires_at();
-                state.receipt = extension.receipt().cloned().or_else(|| state.receipt.take());
+                // The answer to an older request says nothing after that to a newer one.
+                if sent.number > state.last_noted {
+                    state.last_noted = sent.number;
+                    state.deadline = sent.deadline();
+                    state.renew_at = sent.at + sent.ttl.as_duration() / 3;
+                    state.expires_at = extension.expires_at();
+                    state.receipt = extension.receipt().cloned().or_else(|| state.receipt.take());
+                }
                 drop(state);
                 self.changed.notify_waiters();
                 return answer;
@@ -249,13 +349,21 @@ impl<B: LockBackend> Hold<B> {
     }
 
     /// An extend whose caller has gone is driven to its answer, which is noted.
-    fn note_later(self: &Arc<Self>, rest: BoxFuture<Result<Extend>>, sent: LocalInstant, ttl: Ttl) {
+    fn note_later(self: &Arc<Self>, rest: Option<BoxFuture<Result<Extend>>>, sent: Sent) {
+        let Some(rest) = rest else { return };
         let hold = Arc::clone(self);
         self.context.reaper.spawn_untracked(async move {
             if let Ok(answer) = rest.await {
                 // Whatever it says is noted; nobody waits for the answer.
-                drop(hold.note_extend(answer, sent, ttl));
+                drop(hold.note_extend(answer, sent));
             }
         });
     }
+}
+
+/// What a look at the state found.
+enum Watch<T> {
+    Found(T),
+    LookAgain,
+    LookAgainAt(LocalInstant),
 }

@@ -1,15 +1,14 @@
 //! The locker: the way to take locks on a backend.
 
-use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::runtime::{self, Handle};
-use tokio::task;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 
 use super::clock::{LocalClock, Ticker};
 use super::guard::{Held, LockGuard};
@@ -73,49 +72,34 @@ pub(super) struct Shared<B> {
     pub(super) reaper: Reaper,
     pub(super) poll_interval: Duration,
     observer: Option<Arc<dyn EventSink>>,
-    is_shut_down: AtomicBool,
+    /// Ends all waits.
+    pub(super) shut_down: CancellationToken,
 }
 
 impl<B> Shared<B> {
     /// Tells the observer, if there is one; nothing is computed otherwise.
     pub(super) fn observe(&self, event: impl FnOnce() -> EngineEvent) {
         if let Some(observer) = &self.observer {
-            observer.engine(&event());
+            // A panic in an observer must never break a lock.
+            if catch_unwind(AssertUnwindSafe(|| observer.engine(&event()))).is_err() {
+                tracing::debug!("an observer panicked");
+            }
         }
     }
 
     /// A backend's connections live in one runtime; in another one a call could hang for ever.
     pub(super) fn check_runtime(&self) -> Result<()> {
         let home = self.reaper.runtime().id();
-        match current_runtime() {
-            Some(here) if here == home => Ok(()),
-            Some(_) => Err(Error::invalid(
+        match Handle::try_current() {
+            Ok(here) if here.id() == home => Ok(()),
+            Ok(_) => Err(Error::invalid(
                 "the locker belongs to another runtime; build one locker per runtime",
             )),
-            None => Err(Error::invalid(
+            Err(_) => Err(Error::invalid(
                 "the locker needs the runtime it was built in; there is none here",
             )),
         }
     }
-}
-
-/// The runtime that the caller runs in.
-///
-/// Asking tokio means counting a reference that all threads share, so the answer is remembered
-/// for the task at hand: a task never changes its runtime, and its id is never used again.
-fn current_runtime() -> Option<runtime::Id> {
-    thread_local! {
-        static LAST: Cell<Option<(task::Id, runtime::Id)>> = const { Cell::new(None) };
-    }
-    let task = task::try_id();
-    if let (Some(task), Some((last, runtime))) = (task, LAST.get())
-        && task == last
-    {
-        return Some(runtime);
-    }
-    let runtime = Handle::try_current().ok()?.id();
-    LAST.set(task.map(|task| (task, runtime)));
-    Some(runtime)
 }
 
 impl<B: LockBackend> Locker<B> {
@@ -275,7 +259,7 @@ impl<B: LockBackend> Locker<B> {
         Ok(Some(LockGuard::new(Arc::clone(&self.context), stored.key, grant)))
     }
 
-    /// Takes no new locks and waits until all releases in the background are done, for at most ten
+    /// Takes no new locks, ends all waits with [`ErrorCode::Aborted`], and waits until all releases in the background are done, for at most ten
     /// seconds. Guards that are still held stay usable.
     ///
     /// # Cancel safety
@@ -292,7 +276,7 @@ impl<B: LockBackend> Locker<B> {
     /// Dropped half-way, the releases go on; call it again to wait for them.
     pub async fn shutdown_within(&self, limit: Duration) -> Result<()> {
         self.context.check_runtime()?;
-        self.context.is_shut_down.store(true, Ordering::SeqCst);
+        self.context.shut_down.cancel();
         let drained = tokio::time::timeout(limit, self.context.reaper.drain()).await;
         drained.map_err(|_elapsed| {
             let left = self.context.reaper.jobs();
@@ -315,7 +299,7 @@ impl<B: LockBackend> Locker<B> {
 
     fn check_open(&self) -> Result<()> {
         self.context.check_runtime()?;
-        if self.context.is_shut_down.load(Ordering::SeqCst) {
+        if self.context.shut_down.is_cancelled() {
             return Err(Error::aborted("the locker has been shut down"));
         }
         Ok(())
@@ -406,7 +390,7 @@ impl<B: LockBackend> LockerBuilder<B> {
             reaper: Reaper::new(runtime),
             poll_interval: self.poll_interval,
             observer: self.observer,
-            is_shut_down: AtomicBool::new(false),
+            shut_down: CancellationToken::new(),
         };
         let context = Context { shared: Arc::new(shared), options: self.options };
         Ok(Locker { context: Arc::new(context) })

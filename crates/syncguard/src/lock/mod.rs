@@ -2,6 +2,7 @@
 
 mod attempt;
 pub(crate) mod cancel;
+mod carried;
 pub(crate) mod clock;
 pub(crate) mod guard;
 mod heartbeat;

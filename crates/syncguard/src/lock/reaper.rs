@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
-use super::attempt::BoxFuture;
+use super::carried::BoxFuture;
 use super::clock::LocalInstant;
 use super::hold::Hold;
 use super::locker::Context;
@@ -20,7 +20,7 @@ use crate::contract::LockBackend;
 use crate::contract::outcome::{Acquire, Release};
 use crate::contract::request::{AcquireRequest, ReleaseRequest};
 
-const TOLERANCE: Duration = Duration::from_millis(TIME_TOLERANCE_MS);
+pub(super) const TOLERANCE: Duration = Duration::from_millis(TIME_TOLERANCE_MS);
 
 /// Runs background work on the runtime that the locker was built in.
 #[derive(Debug)]
@@ -80,13 +80,7 @@ async fn release_until_answered<B: LockBackend>(
     hold: &Hold<B>,
     begun: Option<BoxFuture<Result<Release>>>,
 ) -> Result<()> {
-    /// A lock that is already lost is still given this long to be released.
-    const AT_LEAST: Duration = Duration::from_secs(5);
-    let now = hold.context.ticker.now();
-    let limit = match hold.context.options.release_timeout {
-        Some(timeout) => now + timeout,
-        None => (hold.deadline() + TOLERANCE).max(now + AT_LEAST),
-    };
+    let limit = hold.release_limit();
     let request = ReleaseRequest::new(hold.lock_id).with_hint(hold.hint());
     let ask = || hold.context.backend.release(&request);
     let done = |answer: &Result<Release>| matches!(answer, Ok(_));
@@ -100,7 +94,10 @@ pub(super) type Asked<B> = (Result<Acquire<<B as LockBackend>::Fencing>>, Arc<Co
 pub(super) struct OrphanAcquire<B: LockBackend> {
     pub(super) context: Arc<Context<B>>,
     pub(super) request: AcquireRequest,
+    /// When the request was sent for the first time.
     pub(super) sent: LocalInstant,
+    /// Whether an earlier copy of the request is still without an answer.
+    pub(super) is_replay: bool,
 }
 
 impl<B: LockBackend> OrphanAcquire<B> {
@@ -122,7 +119,7 @@ impl<B: LockBackend> OrphanAcquire<B> {
 
     async fn run(&self, rest: Option<BoxFuture<Asked<B>>>) -> Result<()> {
         let ticker = &self.context.ticker;
-        // After this the store has forgotten a grant by itself, whenever it arrives.
+        // After this a grant that was applied in time is dead by itself.
         let end = self.sent + self.request.ttl().as_duration() + TOLERANCE;
         let mut is_granted = false;
         if let Some(rest) = rest {
@@ -130,9 +127,13 @@ impl<B: LockBackend> OrphanAcquire<B> {
                 biased;
                 (answer, _context) = rest => match answer {
                     Ok(Acquire::Acquired(_)) => is_granted = true,
-                    Ok(Acquire::Contended { .. } | Acquire::Spent) => return Ok(()),
-                    Err(error) if !error.may_have_taken_effect() => return Ok(()),
-                    Err(_) => {}
+                    Ok(Acquire::Spent) => return Ok(()),
+                    // An answer about this copy says nothing about an earlier one.
+                    Ok(Acquire::Contended { .. }) if !self.is_replay => return Ok(()),
+                    Err(error) if !self.is_replay && !error.may_have_taken_effect() => {
+                        return Ok(());
+                    }
+                    Ok(Acquire::Contended { .. }) | Err(_) => {}
                 },
                 () = ticker.sleep_until(end) => return Ok(()),
             }

@@ -10,20 +10,16 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::attempt::Carried;
+use super::attempt::{Attempts, Found};
 use super::clock::LocalInstant;
 use super::guard::LockGuard;
-use super::hold::Grant;
 use super::lanes::{Lane, Turn};
 use super::locker::Context;
-use super::reaper::OrphanAcquire;
 use super::retry::{Next, Schedule};
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::key::Key;
 use crate::contract::LockBackend;
 use crate::contract::event::{EngineEvent, WaitOutcome};
-use crate::contract::outcome::{Acquire, Lease};
-use crate::contract::request::AcquireRequest;
 use crate::contract::wake::WakeUps;
 
 /// One call of `lock` or `try_lock`.
@@ -33,22 +29,6 @@ pub(super) struct Wait<'a, B: LockBackend> {
     started: LocalInstant,
     attempts: AtomicU32,
     outcome: WaitOutcome,
-}
-
-/// What an attempt found, as far as waiting is concerned.
-enum Found<B: LockBackend> {
-    Ours(LockGuard<B>),
-    Taken { free_in: Option<Duration> },
-}
-
-/// Why a pause ended.
-enum Pause {
-    /// Something happened that makes an attempt worthwhile.
-    AskNow,
-    /// This process gave the lock back.
-    GivenBack,
-    /// The retry timer ran out.
-    Timer,
 }
 
 impl<'a, B: LockBackend> Wait<'a, B> {
@@ -65,7 +45,9 @@ impl<'a, B: LockBackend> Wait<'a, B> {
 
     /// One attempt, without queueing.
     pub(super) async fn once(&mut self) -> Result<Option<LockGuard<B>>> {
-        let result = self.bounded(pin!(self.ask(&mut None))).await;
+        let mut attempts = Attempts::new(self.context, self.key, &self.attempts);
+        let result = self.bounded(pin!(attempts.ask())).await;
+        drop(attempts);
         self.outcome = outcome_of(&result);
         Ok(match result? {
             Found::Ours(guard) => Some(guard),
@@ -114,9 +96,14 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     /// Waits for whatever ends the wait without the lock.
     async fn limits(&self) -> Error {
         let cancelled = async {
+            let shut_down = self.context.shut_down.cancelled();
             match &self.context.options.cancel {
-                Some(token) => token.cancelled().await,
-                None => pending().await,
+                None => shut_down.await,
+                Some(token) => tokio::select! {
+                    biased;
+                    () = token.cancelled() => {}
+                    () = shut_down => {}
+                },
             }
         };
         tokio::select! {
@@ -135,13 +122,18 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         let visit = self.context.lanes.enter(self.key);
         let lane = &*visit.lane;
         let mut turn = lane.turn.lock().await;
-        let mut schedule = Schedule::new(self.context.options.retry, self.context.options.timeout);
-        let mut unanswered = None;
+        let options = &self.context.options;
+        let mut schedule = Schedule::new(options.retry, options.timeout);
+        let mut attempts = Attempts::new(self.context, self.key, &self.attempts);
+        if options.retry.max_retries == Some(0) {
+            // It has one attempt and no time to wait for the holder next door.
+            turn.held_until = None;
+        }
         loop {
             let mut free_in = None;
             // What this process holds itself need not be asked for until it is given back.
             if turn.held_until.is_none() {
-                match self.ask(&mut unanswered).await {
+                match attempts.ask().await {
                     Ok(Found::Ours(guard)) => {
                         turn.held_until = Some(self.context.ticker.now() + guard.remaining());
                         if let Some(wake_ups) = &mut turn.wake_ups {
@@ -153,16 +145,38 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                         turn.courtesy.met_others();
                         free_in = taken_for;
                     }
-                    Err(error) if self.context.options.ride_out_errors && error.is_retryable() => {}
+                    Err(error) if options.ride_out_errors && error.is_retryable() => {}
                     Err(error) => return Err(error),
                 }
             }
             // Boxed, because only the first waiter of a key needs it.
-            Box::pin(self.pause(lane, &mut turn, &mut schedule, free_in)).await?;
+            Box::pin(async {
+                if turn.held_until.is_some() {
+                    self.pause_until_given_back(lane, &mut turn).await;
+                    return Ok(());
+                }
+                self.pause(lane, &mut turn, &mut schedule, free_in).await
+            })
+            .await?;
         }
     }
 
-    /// Sleeps until the next attempt is worthwhile.
+    /// Sleeps until this process has given the lock back, or must have lost it. The store is not
+    /// asked meanwhile, and a wake-up would only be the echo of an earlier release.
+    async fn pause_until_given_back(&self, lane: &Lane, turn: &mut Turn) {
+        let held_until = turn.held_until;
+        let was_given_back = tokio::select! {
+            biased;
+            () = lane.given_back.notified() => true,
+            () = self.context.ticker.sleep_until_some(held_until) => false,
+        };
+        turn.held_until = None;
+        if was_given_back && turn.courtesy.is_due() {
+            self.let_others_go_first(turn).await;
+        }
+    }
+
+    /// Sleeps until the next attempt at a lock that somebody else holds is worthwhile.
     async fn pause(
         &self,
         lane: &Lane,
@@ -170,12 +184,10 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         schedule: &mut Schedule,
         free_in: Option<Duration>,
     ) -> Result<()> {
+        /// A store whose clock is a little off must not be asked without a pause.
+        const LEAST: Duration = Duration::from_millis(5);
         let ticker = &self.context.ticker;
-        let free_at = free_in.map(|free_in| ticker.now() + free_in).or(turn.held_until);
-        let is_held_here = turn.held_until.is_some();
-        if !is_held_here && self.subscribe(turn).await {
-            return Ok(());
-        }
+        let free_at = free_in.map(|free_in| ticker.now() + free_in.max(LEAST));
         let elapsed = ticker.now().since(self.started);
         let are_working = turn.wake_ups.as_ref().is_some_and(WakeUps::are_working);
         let cap = are_working.then_some(self.context.poll_interval);
@@ -184,28 +196,23 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             Next::WaitForTimeout => None,
             Next::GiveUp => return Err(self.timed_out()),
         };
+        if self.subscribe(turn).await {
+            return Ok(());
+        }
         let woken = async {
             match &mut turn.wake_ups {
-                // While this process holds the lock, a wake-up is the echo of its own release.
-                Some(wake_ups) if !is_held_here => wake_ups.woken().await,
-                _ => pending().await,
+                Some(wake_ups) => wake_ups.woken().await,
+                None => pending().await,
             }
         };
-        let pause = tokio::select! {
+        tokio::select! {
             biased;
-            () = lane.given_back.notified() => Pause::GivenBack,
-            () = woken => Pause::AskNow,
-            () = ticker.sleep_until_some(free_at) => Pause::AskNow,
-            () = ticker.sleep_until_some(ask_at) => Pause::Timer,
-        };
-        turn.held_until = None;
-        match pause {
-            Pause::AskNow => {}
-            Pause::Timer => schedule.timer_fired(ticker.now().since(self.started)),
-            Pause::GivenBack if is_held_here && turn.courtesy.is_due() => {
-                self.let_others_go_first(turn).await;
+            () = lane.given_back.notified() => {}
+            () = woken => {}
+            () = ticker.sleep_until_some(free_at) => {}
+            () = ticker.sleep_until_some(ask_at) => {
+                schedule.timer_fired(ticker.now().since(self.started));
             }
-            Pause::GivenBack => {}
         }
         Ok(())
     }
@@ -239,82 +246,6 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         turn.wake_ups.is_some()
     }
 
-    /// Asks the store once. A request that got no answer is sent again as it was, so that it can
-    /// be granted only once.
-    async fn ask(&self, unanswered: &mut Option<Request>) -> Result<Found<B>> {
-        loop {
-            let this = match unanswered.take() {
-                Some(request) if self.is_worth_repeating(&request) => request,
-                abandoned => {
-                    if let Some(request) = abandoned {
-                        self.orphan(&request).undo_later(None);
-                    }
-                    let request = AcquireRequest::new(self.key.clone(), self.context.options.ttl)?;
-                    Request { request, sent: self.context.ticker.now() }
-                }
-            };
-            self.attempts.fetch_add(1, Ordering::Relaxed);
-            let (context, request) = (Arc::clone(self.context), this.request.clone());
-            // The context comes back with the answer, to be the guard's.
-            let call = async move {
-                let answer = context.backend.acquire(&request).await;
-                (answer, context)
-            };
-            let adopt = |rest| self.orphan(&this).undo_later(Some(rest));
-            let (answer, context) = Carried::new(call, adopt).await;
-            match answer {
-                Ok(Acquire::Acquired(lease)) => {
-                    return Ok(Found::Ours(self.guard(context, &this, &lease)));
-                }
-                Ok(Acquire::Contended { free_in }) => return Ok(Found::Taken { free_in }),
-                // The copy that was granted is over; only a new request can be.
-                Ok(Acquire::Spent) => {}
-                Err(error) => {
-                    if error.may_have_taken_effect() {
-                        if self.context.options.ride_out_errors && error.is_retryable() {
-                            *unanswered = Some(this);
-                        } else {
-                            self.orphan(&this).undo_later(None);
-                        }
-                    }
-                    return Err(error.with_key(self.key));
-                }
-            }
-        }
-    }
-
-    fn guard(
-        &self,
-        context: Arc<Context<B>>,
-        this: &Request,
-        lease: &Lease<B::Fencing>,
-    ) -> LockGuard<B> {
-        let grant = Grant {
-            lock_id: this.request.lock_id(),
-            token: lease.token(),
-            expires_at: lease.expires_at(),
-            receipt: lease.receipt().cloned(),
-            sent: this.sent,
-            ttl: this.request.ttl(),
-        };
-        LockGuard::new(context, self.key.clone(), grant)
-    }
-
-    /// A grant to a copy of an old request is valid from its *first* sending, so an old one is not
-    /// worth much.
-    fn is_worth_repeating(&self, request: &Request) -> bool {
-        let age = self.context.ticker.now().since(request.sent);
-        age < self.context.options.ttl.as_duration() / 2
-    }
-
-    fn orphan(&self, request: &Request) -> OrphanAcquire<B> {
-        OrphanAcquire {
-            context: Arc::clone(self.context),
-            request: request.request.clone(),
-            sent: request.sent,
-        }
-    }
-
     fn timed_out(&self) -> Error {
         let elapsed = self.context.ticker.now().since(self.started);
         let attempts = self.attempts.load(Ordering::Relaxed);
@@ -344,16 +275,11 @@ impl<B: LockBackend> Drop for Wait<'_, B> {
 fn outcome_of<B: LockBackend>(result: &Result<Found<B>>) -> WaitOutcome {
     match result.as_ref().map_err(Error::code) {
         Ok(Found::Ours(_)) => WaitOutcome::Acquired,
-        Ok(Found::Taken { .. }) | Err(ErrorCode::AcquisitionTimeout) => WaitOutcome::TimedOut,
+        Ok(Found::Taken { .. }) => WaitOutcome::Contended,
+        Err(ErrorCode::AcquisitionTimeout) => WaitOutcome::TimedOut,
         Err(ErrorCode::Aborted) => WaitOutcome::Cancelled,
         Err(_) => WaitOutcome::Failed,
     }
-}
-
-/// An acquire and when it was sent for the first time.
-struct Request {
-    request: AcquireRequest,
-    sent: LocalInstant,
 }
 
 fn random_fraction() -> f64 {

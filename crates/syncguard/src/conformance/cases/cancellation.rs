@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::{Fixture, LONG, acquire, fresh_key, ttl};
 use crate::contract::LockBackend;
 use crate::contract::request::{ExtendRequest, ReleaseRequest};
+use crate::lock::clock::LocalClock;
 use crate::lock::locker::Locker;
 use crate::lock::options::LockOptions;
 
@@ -37,7 +38,11 @@ const MOST_POLLS: usize = 64;
 
 fn locker<B: LockBackend>(backend: B) -> Locker<B> {
     let options = LockOptions::default().ttl(LONG).timeout(Duration::from_secs(20));
-    Locker::builder(backend).options(options).build().expect("inside a runtime")
+    Locker::builder(backend)
+        .clock(LocalClock::Tokio)
+        .options(options)
+        .build()
+        .expect("inside a runtime")
 }
 
 /// Wherever `lock` is dropped, the key is free as soon as the background work is done.

@@ -8,6 +8,7 @@ use super::{Fixture, LONG, acquire, assert_unchanged, fresh_key, planted, reques
 use crate::common::time::TIME_TOLERANCE_MS;
 use crate::contract::LockBackend;
 use crate::contract::outcome::Acquire;
+use crate::lock::clock::LocalClock;
 use crate::lock::locker::Locker;
 use crate::lock::options::LockOptions;
 
@@ -71,7 +72,8 @@ pub async fn sixteen_tasks_lose_no_update<F: Fixture>(fixture: &F) {
     const TURNS: u64 = 8;
     let options = LockOptions::default().ttl(LONG).timeout(Duration::from_secs(60));
     let options = options.retry(crate::RetryPolicy { max_retries: None, ..Default::default() });
-    let locker = Locker::builder(fixture.backend().await).options(options).build();
+    let locker =
+        Locker::builder(fixture.backend().await).clock(LocalClock::Tokio).options(options).build();
     let locker = locker.expect("inside a runtime");
     let key = fresh_key("counter");
     let (counter, last_fence) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));

@@ -90,6 +90,7 @@ pub async fn an_extend_keeps_fence_and_acquisition_time<F: Fixture>(fixture: &F)
     let key = fresh_key("keeps");
     let (lock_id, fence) = acquire(&backend, &key).await;
     let before = backend.lookup_key(&key).await.expect("works").expect("held");
+    fixture.advance(Duration::from_millis(50)).await;
     let extend = ExtendRequest::new(lock_id, ttl(77_000));
     let answer = backend.extend(&extend).await.expect("works");
     assert!(matches!(answer, Extend::Extended(_)), "{answer:?}");

@@ -8,18 +8,23 @@ use crate::common::time::TIME_TOLERANCE_MS;
 use crate::contract::LockBackend;
 use crate::contract::outcome::Acquire;
 use crate::contract::request::ReleaseRequest;
+use crate::lock::clock::LocalClock;
 use crate::lock::locker::Locker;
 use crate::lock::options::LockOptions;
 use crate::lock::retry::RetryPolicy;
 
-/// Longer than any wake-up takes, shorter than the polling that it replaces.
-const SOON: Duration = Duration::from_secs(20);
+/// Longer than any wake-up takes, and shorter than the last attempt before the timeout.
+const SOON: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const MUCH_LATER: Duration = Duration::from_secs(3600);
 
 fn patient<B: LockBackend>(backend: B) -> Locker<B> {
     let retry = RetryPolicy { delay: MUCH_LATER, ..RetryPolicy::default() };
-    let options = LockOptions::default().ttl(LONG).timeout(SOON).retry(retry);
-    let locker = Locker::builder(backend).options(options).poll_interval(MUCH_LATER);
+    let options = LockOptions::default().ttl(LONG).timeout(TIMEOUT).retry(retry);
+    let locker = Locker::builder(backend)
+        .clock(LocalClock::Tokio)
+        .options(options)
+        .poll_interval(MUCH_LATER);
     locker.build().expect("inside a runtime")
 }
 
@@ -52,7 +57,8 @@ pub async fn a_waiter_gets_the_lock_without_polling<F: Fixture>(fixture: &F) {
         };
         tokio::time::sleep(Duration::from_millis(20)).await;
         guard.release().await.expect("works");
-        let mut next = waiting.await.expect("no panic").expect("woken in time");
+        let next = tokio::time::timeout(SOON, waiting).await.expect("woken, not polled");
+        let mut next = next.expect("no panic").expect("acquired");
         next.release().await.expect("works");
     }
 }
@@ -74,7 +80,8 @@ pub async fn a_crashed_holder_is_taken_over_when_its_lock_is_dead<F: Fixture>(fi
     };
     tokio::time::sleep(Duration::from_millis(20)).await;
     fixture.advance(Duration::from_millis(400)).await;
-    let mut guard = waiting.await.expect("no panic").expect("taken over in time");
+    let guard = tokio::time::timeout(SOON, waiting).await.expect("taken over, not polled");
+    let mut guard = guard.expect("no panic").expect("acquired");
     assert_eq!(guard.fence().get(), 2);
     guard.release().await.expect("works");
 }

@@ -166,7 +166,7 @@ impl<B: LockBackend> LockBackend for Telemetry<B> {
         let judge = |outcome: &Acquire<B::Fencing>| match outcome {
             Acquire::Acquired(_) => (true, None),
             Acquire::Contended { .. } => (false, Some(Reason::Locked)),
-            Acquire::Spent => (false, Some(Reason::Expired)),
+            Acquire::Spent => (false, None),
         };
         let call = self.inner.acquire(request);
         self.told(Operation::Acquire, subject, call, judge, Some(request.lock_id())).await

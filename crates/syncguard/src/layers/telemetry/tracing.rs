@@ -25,8 +25,14 @@ impl EventSink for TracingSink {
 
     fn engine(&self, event: &EngineEvent) {
         match event {
-            EngineEvent::Waited { key_hash, outcome: WaitOutcome::Acquired, waited, attempts } => {
-                debug!(target: "syncguard::engine", %key_hash, ?waited, attempts, "acquired");
+            EngineEvent::Waited {
+                key_hash,
+                outcome: outcome @ (WaitOutcome::Acquired | WaitOutcome::Contended),
+                waited,
+                attempts,
+            } => {
+                let outcome = outcome.as_str();
+                debug!(target: "syncguard::engine", %key_hash, outcome, ?waited, attempts, "asked");
             }
             EngineEvent::Waited { key_hash, outcome, waited, attempts } => {
                 let outcome = outcome.as_str();

@@ -1,0 +1,73 @@
+//! A backend that takes its time, so that futures can be dropped at awkward moments.
+
+use tokio::task::yield_now;
+
+use crate::common::error::Result;
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::contract::LockBackend;
+use crate::contract::capabilities::Capabilities;
+use crate::contract::outcome::{Acquire, Extend, Release};
+use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
+use crate::contract::stored_lock::StoredLock;
+use crate::contract::wake::WakeUps;
+
+/// Awaits twice before and twice after every operation of the backend inside.
+///
+/// A backend that answers in its first poll has no await points to be dropped at; this gives it
+/// some, on both sides of the effect.
+#[derive(Clone, Debug)]
+pub struct Yielding<B>(B);
+
+impl<B: LockBackend> Yielding<B> {
+    /// Slows a backend down.
+    pub fn new(inner: B) -> Self {
+        Self(inner)
+    }
+}
+
+async fn slowly<T>(operation: impl Future<Output = T>) -> T {
+    yield_now().await;
+    yield_now().await;
+    let answer = operation.await;
+    yield_now().await;
+    yield_now().await;
+    answer
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<B: LockBackend> LockBackend for Yielding<B> {
+    type Fencing = B::Fencing;
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire<B::Fencing>> {
+        slowly(self.0.acquire(request)).await
+    }
+
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        slowly(self.0.release(request)).await
+    }
+
+    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+        slowly(self.0.extend(request)).await
+    }
+
+    async fn is_locked(&self, key: &Key) -> Result<bool> {
+        slowly(self.0.is_locked(key)).await
+    }
+
+    async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock<B::Fencing>>> {
+        slowly(self.0.lookup_key(key)).await
+    }
+
+    async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock<B::Fencing>>> {
+        slowly(self.0.lookup_id(lock_id)).await
+    }
+
+    async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
+        slowly(self.0.wake_ups(key)).await
+    }
+}

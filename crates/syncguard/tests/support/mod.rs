@@ -1,0 +1,225 @@
+//! What the engine's tests share: a backend that fails on demand, on virtual time.
+
+#![allow(dead_code, reason = "every test file uses a part of it")]
+
+use std::collections::VecDeque;
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use syncguard::memory::MemoryConfig;
+use syncguard::{
+    Acquire, AcquireRequest, Capabilities, Clock, Error, ErrorCode, Extend, ExtendRequest, Fenced,
+    Key, LocalClock, LockBackend, LockId, LockOptions, Locker, MemoryBackend, Release,
+    ReleaseRequest, Result, StoredLock, TimeAuthority, Timestamp, Ttl, WakeUps,
+};
+use tokio::time::Instant;
+
+/// Which operation was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    Acquire,
+    Release,
+    Extend,
+}
+
+/// What goes wrong with one call.
+#[derive(Clone, Copy, Debug)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// It fails and had no effect, but nobody can know that.
+    Fails(ErrorCode),
+    /// It takes effect and its answer is lost.
+    LosesReply(ErrorCode),
+    /// It is never answered and has no effect.
+    Hangs,
+    /// It takes effect and is never answered.
+    HangsAfter,
+    /// It takes effect after a while.
+    Delayed(Duration),
+    /// It panics.
+    Panics,
+}
+
+/// The wall clock of virtual time.
+#[derive(Debug)]
+pub struct VirtualClock(Instant);
+
+impl Clock for VirtualClock {
+    fn now(&self) -> Timestamp {
+        let elapsed_ms = u64::try_from(self.0.elapsed().as_millis()).expect("small");
+        Timestamp::from_millis(1_763_232_000_000 + elapsed_ms)
+    }
+}
+
+/// The memory backend on virtual time, with faults and a log of the calls.
+#[derive(Clone, Debug)]
+pub struct Faulty {
+    pub inner: MemoryBackend,
+    state: Arc<Mutex<State>>,
+    has_wake_ups: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    faults: [VecDeque<Fault>; 3],
+    always: [Option<Fault>; 3],
+    calls: Vec<(Call, Instant)>,
+    acquire_ids: Vec<LockId>,
+}
+
+impl Faulty {
+    /// Without faults, with wake-ups.
+    pub fn new() -> Self {
+        let clock = Arc::new(VirtualClock(Instant::now()));
+        Self {
+            inner: MemoryBackend::with_config(MemoryConfig::default().clock(clock)),
+            state: Arc::default(),
+            has_wake_ups: true,
+        }
+    }
+
+    /// Without wake-ups, so that only polling helps.
+    pub fn polling() -> Self {
+        Self { has_wake_ups: false, ..Self::new() }
+    }
+
+    /// The next call of this kind goes wrong; several faults queue up.
+    pub fn fail_next(&self, call: Call, fault: Fault) {
+        self.state.lock().expect("no panic inside").faults[call as usize].push_back(fault);
+    }
+
+    /// From now on every call of this kind goes wrong, or none.
+    pub fn fail_always(&self, call: Call, fault: Option<Fault>) {
+        self.state.lock().expect("no panic inside").always[call as usize] = fault;
+    }
+
+    /// How often an operation was called.
+    pub fn count(&self, call: Call) -> usize {
+        self.times(call).len()
+    }
+
+    /// When an operation was called.
+    pub fn times(&self, call: Call) -> Vec<Instant> {
+        let state = self.state.lock().expect("no panic inside");
+        state.calls.iter().filter(|(kind, _)| *kind == call).map(|(_, at)| *at).collect()
+    }
+
+    /// All calls in order.
+    pub fn calls(&self) -> Vec<Call> {
+        let state = self.state.lock().expect("no panic inside");
+        state.calls.iter().map(|(kind, _)| *kind).collect()
+    }
+
+    /// The lock ids of the acquires so far.
+    pub fn acquire_ids(&self) -> Vec<LockId> {
+        self.state.lock().expect("no panic inside").acquire_ids.clone()
+    }
+
+    async fn faulty<T>(
+        &self,
+        call: Call,
+        operation: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let fault = {
+            let mut state = self.state.lock().expect("no panic inside");
+            state.calls.push((call, Instant::now()));
+            let next = state.faults[call as usize].pop_front();
+            next.or(state.always[call as usize]).unwrap_or(Fault::None)
+        };
+        let lost = |code| Error::new(code, "made to fail");
+        match fault {
+            Fault::None => operation.await,
+            Fault::Fails(code) => Err(lost(code)),
+            Fault::LosesReply(code) => {
+                operation.await?;
+                Err(lost(code))
+            }
+            Fault::Hangs => pending().await,
+            Fault::HangsAfter => {
+                operation.await?;
+                pending().await
+            }
+            Fault::Delayed(by) => {
+                tokio::time::sleep(by).await;
+                operation.await
+            }
+            Fault::Panics => panic!("made to panic"),
+        }
+    }
+}
+
+impl LockBackend for Faulty {
+    type Fencing = Fenced;
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new::<Fenced>("faulty", TimeAuthority::Server)
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+        self.state.lock().expect("no panic inside").acquire_ids.push(request.lock_id());
+        self.faulty(Call::Acquire, self.inner.acquire(request)).await
+    }
+
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        self.faulty(Call::Release, self.inner.release(request)).await
+    }
+
+    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+        self.faulty(Call::Extend, self.inner.extend(request)).await
+    }
+
+    async fn is_locked(&self, key: &Key) -> Result<bool> {
+        self.inner.is_locked(key).await
+    }
+
+    async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
+        self.inner.lookup_key(key).await
+    }
+
+    async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
+        self.inner.lookup_id(lock_id).await
+    }
+
+    async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
+        if self.has_wake_ups { self.inner.wake_ups(key).await } else { None }
+    }
+}
+
+/// A locker on virtual time.
+pub fn locker(backend: &Faulty, options: LockOptions) -> Locker<Faulty> {
+    let builder = Locker::builder(backend.clone()).clock(LocalClock::Tokio);
+    builder.options(options).build().expect("inside a runtime")
+}
+
+pub fn key(text: &str) -> Key {
+    Key::new(text).expect("a valid key")
+}
+
+pub fn ttl_ms(ms: u64) -> Ttl {
+    Ttl::new(Duration::from_millis(ms)).expect("a valid TTL")
+}
+
+pub const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Collects what `on_release_error` is told.
+#[derive(Clone, Debug, Default)]
+pub struct Reports(Arc<Mutex<Vec<ErrorCode>>>);
+
+impl Reports {
+    /// The codes so far.
+    pub fn codes(&self) -> Vec<ErrorCode> {
+        self.0.lock().expect("no panic inside").clone()
+    }
+
+    /// Options that report here.
+    pub fn options(&self) -> LockOptions {
+        let reports = self.clone();
+        LockOptions::default().on_release_error(move |error, _context| {
+            reports.0.lock().expect("no panic inside").push(error.code());
+        })
+    }
+}

@@ -104,7 +104,7 @@ impl<B: LockBackend> LockGuard<B> {
         match Carried::new(call, adopt).await {
             Ok(answer) => {
                 self.ending = Ending::Answered;
-                hold.given_back();
+                hold.give_back();
                 // The release before this one may have worked although its answer was lost.
                 Ok(if release_was_sent { Release::Released } else { answer })
             }
@@ -135,6 +135,7 @@ impl<B: LockBackend> LockGuard<B> {
     /// Renewal ends.
     pub fn leak(mut self) -> LockId {
         self.hold().let_go();
+        self.hold().give_back();
         self.ending = Ending::HandedOn;
         self.hold().lock_id
     }

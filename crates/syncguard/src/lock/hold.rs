@@ -59,6 +59,8 @@ struct State {
     lost: Option<LostReason>,
     /// The guard has let go; from here on nothing is extended.
     is_over: bool,
+    /// The lanes know that this process does not hold the lock any more.
+    is_given_back: bool,
     /// Until when the release may be tried, once the guard has let go.
     release_limit: Option<LocalInstant>,
 }
@@ -89,6 +91,7 @@ pub(super) struct Grant<F: Fencing> {
 
 impl<B: LockBackend> Hold<B> {
     pub(super) fn new(context: Arc<Context<B>>, key: Key, grant: Grant<B::Fencing>) -> Self {
+        context.lanes.hold(&key, grant.sent + grant.ttl.as_duration());
         Self {
             context,
             key,
@@ -105,6 +108,7 @@ impl<B: LockBackend> Hold<B> {
                 is_out_of_touch: false,
                 lost: None,
                 is_over: false,
+                is_given_back: false,
                 release_limit: None,
             }),
             sending: Mutex::new(()),
@@ -174,9 +178,11 @@ impl<B: LockBackend> Hold<B> {
         }
     }
 
-    /// The lock is free, as far as this process knows.
-    pub(super) fn given_back(&self) {
-        self.context.lanes.given_back(&self.key);
+    /// This process does not hold the lock any more; the next may try.
+    pub(super) fn give_back(&self) {
+        if !std::mem::replace(&mut self.state().is_given_back, true) {
+            self.context.lanes.give_back(&self.key);
+        }
     }
 
     /// Notes whether a renewal is without a good answer.
@@ -198,7 +204,7 @@ impl<B: LockBackend> Hold<B> {
             *state.lost.insert(reason)
         };
         self.changed.notify_waiters();
-        self.given_back();
+        self.give_back();
         tracing::warn!(key_hash = %self.key.hash(), reason = reason.as_str(), "lost a lock: {reason}");
         self.context.observe(|| EngineEvent::Lost { key_hash: self.key.hash(), reason });
     }
@@ -358,6 +364,13 @@ impl<B: LockBackend> Hold<B> {
                 drop(hold.note_extend(answer, sent));
             }
         });
+    }
+}
+
+/// However the lock ended, the lane must not wait for it for ever.
+impl<B: LockBackend> Drop for Hold<B> {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 

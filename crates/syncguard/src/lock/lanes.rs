@@ -1,16 +1,17 @@
 //! The waiters of this process, one lane per key: in order, and only the first talks to the store.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
 use super::clock::LocalInstant;
+use crate::common::fence::Fence;
 use crate::common::key::Key;
 use crate::common::sharded::Sharded;
 use crate::contract::wake::WakeUps;
 
-/// All lanes of a locker. A lane exists while somebody is in it.
+/// All lanes of a locker. A lane exists while somebody waits in it, or holds its lock.
 pub(super) struct Lanes {
     by_key: Sharded<Key, Entry>,
 }
@@ -27,6 +28,23 @@ pub(super) struct Lane {
     pub(super) turn: tokio::sync::Mutex<Turn>,
     /// Tells the first that this process has given the lock back.
     pub(super) given_back: Notify,
+    /// This process holds the lock itself, until about this time.
+    held_until: Mutex<Option<LocalInstant>>,
+}
+
+impl Lane {
+    pub(super) fn held_until(&self) -> Option<LocalInstant> {
+        *self.held_until_mut()
+    }
+
+    /// Forgets that this process holds the lock.
+    pub(super) fn set_not_held(&self) {
+        *self.held_until_mut() = None;
+    }
+
+    fn held_until_mut(&self) -> MutexGuard<'_, Option<LocalInstant>> {
+        self.held_until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What the first waiter hands on to the next.
@@ -36,8 +54,6 @@ pub(super) struct Turn {
     pub(super) wake_ups: Option<WakeUps>,
     /// Whether the backend has been asked for a subscription.
     pub(super) has_subscribed: bool,
-    /// This process holds the lock itself, until about this time.
-    pub(super) held_until: Option<LocalInstant>,
     pub(super) courtesy: Courtesy,
 }
 
@@ -50,6 +66,8 @@ pub(super) struct Turn {
 pub(super) struct Courtesy {
     in_a_row: u32,
     allowed: u32,
+    /// The fence of the last grant to this process.
+    last: Option<Fence>,
 }
 
 impl Courtesy {
@@ -67,7 +85,16 @@ impl Courtesy {
         true
     }
 
-    /// Notes that somebody else has the lock.
+    /// Notes a grant to this process. A gap in the fences means that somebody else was in between.
+    pub(super) fn granted(&mut self, fence: Option<Fence>) {
+        let next = self.last.map(|last| last.get() + 1);
+        if next.is_some() && next != fence.map(Fence::get) {
+            self.met_others();
+        }
+        self.last = fence;
+    }
+
+    /// Notes that somebody else has, or had, the lock.
     pub(super) fn met_others(&mut self) {
         *self = Self::default();
     }
@@ -75,7 +102,7 @@ impl Courtesy {
 
 impl Default for Courtesy {
     fn default() -> Self {
-        Self { in_a_row: 0, allowed: Self::LEAST }
+        Self { in_a_row: 0, allowed: Self::LEAST, last: None }
     }
 }
 
@@ -86,29 +113,55 @@ impl Lanes {
 
     /// Enters the lane of a key; the visit ends when the answer is dropped.
     pub(super) fn enter<'a>(&'a self, key: &'a Key) -> Visit<'a> {
-        let mut shard = self.by_key.shard_of(key);
-        let lane = match shard.get_mut(key) {
-            Some(entry) => {
-                entry.visitors += 1;
-                Arc::clone(&entry.lane)
-            }
-            None => {
-                let lane = Arc::<Lane>::default();
-                shard.insert(key.clone(), Entry { lane: Arc::clone(&lane), visitors: 1 });
-                lane
-            }
-        };
+        let lane = self.add_visitor(key, |_lane| {});
         Visit { lanes: self, key, lane }
     }
 
-    /// Tells the first waiter, if there is one, that this process has given the lock back.
-    pub(super) fn given_back(&self, key: &Key) {
+    /// Notes that this process holds the lock of a key, until [`Self::give_back`].
+    pub(super) fn hold(&self, key: &Key, until: LocalInstant) {
+        self.add_visitor(key, |lane| *lane.held_until_mut() = Some(until));
+    }
+
+    /// Notes that this process does not hold the lock any more, and tells the first waiter.
+    pub(super) fn give_back(&self, key: &Key) {
+        self.remove_visitor(key, |lane| {
+            lane.set_not_held();
+            lane.given_back.notify_one();
+        });
+    }
+
+    /// Tells the first waiter, if there is one, that the lock may be free.
+    pub(super) fn nudge(&self, key: &Key) {
         if let Some(entry) = self.by_key.shard_of(key).get(key) {
             entry.lane.given_back.notify_one();
         }
     }
 
-    /// How many keys somebody waits for.
+    fn add_visitor(&self, key: &Key, note: impl FnOnce(&Lane)) -> Arc<Lane> {
+        let mut shard = self.by_key.shard_of(key);
+        if let Some(entry) = shard.get_mut(key) {
+            entry.visitors += 1;
+            note(&entry.lane);
+            return Arc::clone(&entry.lane);
+        }
+        let lane = Arc::<Lane>::default();
+        note(&lane);
+        shard.insert(key.clone(), Entry { lane: Arc::clone(&lane), visitors: 1 });
+        lane
+    }
+
+    fn remove_visitor(&self, key: &Key, note: impl FnOnce(&Lane)) {
+        let mut shard = self.by_key.shard_of(key);
+        if let Some(entry) = shard.get_mut(key) {
+            note(&entry.lane);
+            entry.visitors -= 1;
+            if entry.visitors == 0 {
+                shard.remove(key);
+            }
+        }
+    }
+
+    /// How many keys somebody waits for or holds.
     pub(super) fn len(&self) -> usize {
         self.by_key.len()
     }
@@ -116,7 +169,7 @@ impl Lanes {
 
 impl fmt::Debug for Lanes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lanes").field("awaited_keys", &self.len()).finish()
+        f.debug_struct("Lanes").field("keys", &self.len()).finish()
     }
 }
 
@@ -129,19 +182,14 @@ pub(super) struct Visit<'a> {
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        let mut shard = self.lanes.by_key.shard_of(self.key);
-        if let Some(entry) = shard.get_mut(self.key) {
-            entry.visitors -= 1;
-            if entry.visitors == 0 {
-                shard.remove(self.key);
-            }
-        }
+        self.lanes.remove_visitor(self.key, |_lane| {});
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::clock::{LocalClock, Ticker};
 
     #[test]
     fn a_lane_disappears_with_its_last_visitor() {
@@ -153,6 +201,30 @@ mod tests {
         assert_eq!(lanes.len(), 1);
         drop(second);
         assert_eq!(lanes.len(), 0);
+    }
+
+    #[test]
+    fn a_lane_lives_as_long_as_its_lock_is_held_here() {
+        let lanes = Lanes::new();
+        let key = Key::new("k").expect("valid");
+        let until = Ticker::new(LocalClock::Tokio).now();
+        lanes.hold(&key, until);
+        assert_eq!(lanes.enter(&key).lane.held_until(), Some(until));
+        lanes.give_back(&key);
+        assert_eq!(lanes.len(), 0);
+        lanes.give_back(&key);
+        lanes.nudge(&key);
+    }
+
+    #[test]
+    fn a_gap_in_the_fences_means_others() {
+        let fence = |number| Fence::new(number).ok();
+        let mut courtesy = Courtesy { allowed: 64, ..Courtesy::default() };
+        courtesy.granted(fence(7));
+        courtesy.granted(fence(8));
+        assert_eq!(courtesy.allowed, 64);
+        courtesy.granted(fence(10));
+        assert_eq!(courtesy.allowed, Courtesy::LEAST);
     }
 
     #[test]

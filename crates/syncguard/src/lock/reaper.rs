@@ -72,7 +72,7 @@ pub(super) fn release_later<B: LockBackend>(
     let report = Report::new(Arc::clone(&context), which);
     context.reaper.spawn(async move {
         report.settle(release_until_answered(&hold, begun).await);
-        hold.given_back();
+        hold.give_back();
     });
 }
 
@@ -113,7 +113,7 @@ impl<B: LockBackend> OrphanAcquire<B> {
         let report = Report::new(Arc::clone(&context), which);
         context.reaper.spawn(async move {
             report.settle(self.run(rest).await);
-            self.context.lanes.given_back(self.request.key());
+            self.context.lanes.nudge(self.request.key());
         });
     }
 

@@ -89,8 +89,11 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         })
         .await?;
         // A lock that came too late is dropped here, and so released.
-        let is_late = |deadline| self.context.ticker.now() > deadline;
-        if self.deadline().is_some_and(is_late) { Err(self.timed_out()) } else { Ok(found) }
+        if self.is_late() { Err(self.timed_out()) } else { Ok(found) }
+    }
+
+    fn is_late(&self) -> bool {
+        self.deadline().is_some_and(|deadline| self.context.ticker.now() >= deadline)
     }
 
     /// Waits for whatever ends the wait without the lock.
@@ -122,20 +125,23 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         let visit = self.context.lanes.enter(self.key);
         let lane = &*visit.lane;
         let mut turn = lane.turn.lock().await;
+        if self.is_late() {
+            // Its turn came with its timeout; it leaves without asking.
+            return Err(self.timed_out());
+        }
         let options = &self.context.options;
         let mut schedule = Schedule::new(options.retry, options.timeout);
         let mut attempts = Attempts::new(self.context, self.key, &self.attempts);
-        if options.retry.max_retries == Some(0) {
-            // It has one attempt and no time to wait for the holder next door.
-            turn.held_until = None;
-        }
+        // With one attempt and no retries there is no time to wait for the holder next door.
+        let mut may_wait_here = options.retry.max_retries != Some(0);
         loop {
             let mut free_in = None;
             // What this process holds itself need not be asked for until it is given back.
-            if turn.held_until.is_none() {
+            let held_until = lane.held_until().filter(|_| may_wait_here);
+            if held_until.is_none() {
                 match attempts.ask().await {
                     Ok(Found::Ours(guard)) => {
-                        turn.held_until = Some(self.context.ticker.now() + guard.remaining());
+                        turn.courtesy.granted(guard.try_fence());
                         if let Some(wake_ups) = &mut turn.wake_ups {
                             wake_ups.mark_seen();
                         }
@@ -149,10 +155,11 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                     Err(error) => return Err(error),
                 }
             }
+            may_wait_here = true;
             // Boxed, because only the first waiter of a key needs it.
             Box::pin(async {
-                if turn.held_until.is_some() {
-                    self.pause_until_given_back(lane, &mut turn).await;
+                if let Some(held_until) = held_until {
+                    self.pause_until_given_back(lane, &mut turn, held_until).await;
                     return Ok(());
                 }
                 self.pause(lane, &mut turn, &mut schedule, free_in).await
@@ -163,16 +170,15 @@ impl<'a, B: LockBackend> Wait<'a, B> {
 
     /// Sleeps until this process has given the lock back, or must have lost it. The store is not
     /// asked meanwhile, and a wake-up would only be the echo of an earlier release.
-    async fn pause_until_given_back(&self, lane: &Lane, turn: &mut Turn) {
-        let held_until = turn.held_until;
-        let was_given_back = tokio::select! {
+    async fn pause_until_given_back(&self, lane: &Lane, turn: &mut Turn, held_until: LocalInstant) {
+        tokio::select! {
             biased;
-            () = lane.given_back.notified() => true,
-            () = self.context.ticker.sleep_until_some(held_until) => false,
-        };
-        turn.held_until = None;
-        if was_given_back && turn.courtesy.is_due() {
-            self.let_others_go_first(turn).await;
+            () = lane.given_back.notified() => {
+                if turn.courtesy.is_due() {
+                    self.let_others_go_first(turn).await;
+                }
+            }
+            () = self.context.ticker.sleep_until(held_until) => lane.set_not_held(),
         }
     }
 

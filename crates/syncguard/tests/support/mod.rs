@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 /// Which operation was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub(crate) enum Call {
     Acquire,
     Release,
     Extend,
@@ -25,7 +25,7 @@ pub enum Call {
 
 /// What goes wrong with one call.
 #[derive(Clone, Copy, Debug)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// Nothing.
     None,
     /// It fails and had no effect, but nobody can know that.
@@ -44,7 +44,7 @@ pub enum Fault {
 
 /// The wall clock of virtual time.
 #[derive(Debug)]
-pub struct VirtualClock(Instant);
+pub(crate) struct VirtualClock(Instant);
 
 impl Clock for VirtualClock {
     fn now(&self) -> Timestamp {
@@ -55,8 +55,8 @@ impl Clock for VirtualClock {
 
 /// The memory backend on virtual time, with faults and a log of the calls.
 #[derive(Clone, Debug)]
-pub struct Faulty {
-    pub inner: MemoryBackend,
+pub(crate) struct Faulty {
+    pub(crate) inner: MemoryBackend,
     state: Arc<Mutex<State>>,
     has_wake_ups: bool,
 }
@@ -71,7 +71,7 @@ struct State {
 
 impl Faulty {
     /// Without faults, with wake-ups.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let clock = Arc::new(VirtualClock(Instant::now()));
         Self {
             inner: MemoryBackend::with_config(MemoryConfig::default().clock(clock)),
@@ -81,47 +81,43 @@ impl Faulty {
     }
 
     /// Without wake-ups, so that only polling helps.
-    pub fn polling() -> Self {
+    pub(crate) fn polling() -> Self {
         Self { has_wake_ups: false, ..Self::new() }
     }
 
     /// The next call of this kind goes wrong; several faults queue up.
-    pub fn fail_next(&self, call: Call, fault: Fault) {
+    pub(crate) fn fail_next(&self, call: Call, fault: Fault) {
         self.state.lock().expect("no panic inside").faults[call as usize].push_back(fault);
     }
 
     /// From now on every call of this kind goes wrong, or none.
-    pub fn fail_always(&self, call: Call, fault: Option<Fault>) {
+    pub(crate) fn fail_always(&self, call: Call, fault: Option<Fault>) {
         self.state.lock().expect("no panic inside").always[call as usize] = fault;
     }
 
     /// How often an operation was called.
-    pub fn count(&self, call: Call) -> usize {
+    pub(crate) fn count(&self, call: Call) -> usize {
         self.times(call).len()
     }
 
     /// When an operation was called.
-    pub fn times(&self, call: Call) -> Vec<Instant> {
+    pub(crate) fn times(&self, call: Call) -> Vec<Instant> {
         let state = self.state.lock().expect("no panic inside");
         state.calls.iter().filter(|(kind, _)| *kind == call).map(|(_, at)| *at).collect()
     }
 
     /// All calls in order.
-    pub fn calls(&self) -> Vec<Call> {
+    pub(crate) fn calls(&self) -> Vec<Call> {
         let state = self.state.lock().expect("no panic inside");
         state.calls.iter().map(|(kind, _)| *kind).collect()
     }
 
     /// The lock ids of the acquires so far.
-    pub fn acquire_ids(&self) -> Vec<LockId> {
+    pub(crate) fn acquire_ids(&self) -> Vec<LockId> {
         self.state.lock().expect("no panic inside").acquire_ids.clone()
     }
 
-    async fn faulty<T>(
-        &self,
-        call: Call,
-        operation: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
+    async fn faulty<T>(&self, call: Call, operation: impl Future<Output = Result<T>>) -> Result<T> {
         let fault = {
             let mut state = self.state.lock().expect("no panic inside");
             state.calls.push((call, Instant::now()));
@@ -188,35 +184,35 @@ impl LockBackend for Faulty {
 }
 
 /// A locker on virtual time.
-pub fn locker(backend: &Faulty, options: LockOptions) -> Locker<Faulty> {
+pub(crate) fn locker(backend: &Faulty, options: LockOptions) -> Locker<Faulty> {
     let builder = Locker::builder(backend.clone()).clock(LocalClock::Tokio);
     builder.options(options).build().expect("inside a runtime")
 }
 
-pub fn key(text: &str) -> Key {
+pub(crate) fn key(text: &str) -> Key {
     Key::new(text).expect("a valid key")
 }
 
-pub fn ttl_ms(ms: u64) -> Ttl {
+pub(crate) fn ttl_ms(ms: u64) -> Ttl {
     Ttl::new(Duration::from_millis(ms)).expect("a valid TTL")
 }
 
-pub const fn ms(ms: u64) -> Duration {
+pub(crate) const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
 /// Collects what `on_release_error` is told.
 #[derive(Clone, Debug, Default)]
-pub struct Reports(Arc<Mutex<Vec<ErrorCode>>>);
+pub(crate) struct Reports(Arc<Mutex<Vec<ErrorCode>>>);
 
 impl Reports {
     /// The codes so far.
-    pub fn codes(&self) -> Vec<ErrorCode> {
+    pub(crate) fn codes(&self) -> Vec<ErrorCode> {
         self.0.lock().expect("no panic inside").clone()
     }
 
     /// Options that report here.
-    pub fn options(&self) -> LockOptions {
+    pub(crate) fn options(&self) -> LockOptions {
         let reports = self.clone();
         LockOptions::default().on_release_error(move |error, _context| {
             reports.0.lock().expect("no panic inside").push(error.code());

@@ -1,0 +1,327 @@
+//! What becomes of a lock when its guard goes: released, dropped, leaked, in every state of a
+//! runtime.
+
+mod support;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use support::{Call, Fault, Faulty, Reports, key, locker, ms, ttl_ms};
+use syncguard::{
+    ErrorCode, LockBackend, LockGuard, LockOptions, Locker, MemoryBackend, Release, ReleaseSource,
+};
+use tokio::runtime::{Builder, Runtime};
+
+fn runtimes() -> [Runtime; 2] {
+    [
+        Builder::new_current_thread().enable_all().build().expect("a runtime"),
+        Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime"),
+    ]
+}
+
+fn held_lock(
+    runtime: &Runtime,
+    backend: &MemoryBackend,
+    reports: &Reports,
+) -> (Locker<MemoryBackend>, LockGuard<MemoryBackend>) {
+    runtime.block_on(async {
+        let locker = Locker::builder(backend.clone()).options(reports.options()).build();
+        let locker = locker.expect("in a runtime");
+        let guard = locker.lock("k").await.expect("free");
+        (locker, guard)
+    })
+}
+
+fn is_locked(backend: &MemoryBackend) -> bool {
+    let runtime = Builder::new_current_thread().build().expect("a runtime");
+    runtime.block_on(backend.is_locked(&key("k"))).expect("works")
+}
+
+#[test]
+fn a_dropped_guard_is_released_once_shutdown_has_returned() {
+    for runtime in runtimes() {
+        let (backend, reports) = (MemoryBackend::new(), Reports::default());
+        let (locker, guard) = held_lock(&runtime, &backend, &reports);
+        runtime.block_on(async {
+            drop(guard);
+            locker.shutdown().await.expect("released");
+        });
+        assert!(!is_locked(&backend));
+        assert_eq!(reports.codes(), []);
+    }
+}
+
+#[test]
+fn a_guard_can_be_dropped_outside_any_runtime() {
+    for runtime in runtimes() {
+        let (backend, reports) = (MemoryBackend::new(), Reports::default());
+        let (locker, guard) = held_lock(&runtime, &backend, &reports);
+        std::thread::spawn(move || drop(guard)).join().expect("no panic");
+        runtime.block_on(locker.shutdown()).expect("released");
+        assert!(!is_locked(&backend));
+    }
+}
+
+#[test]
+fn a_guard_can_be_dropped_inside_another_runtime() {
+    let [home, elsewhere] = runtimes();
+    let (backend, reports) = (MemoryBackend::new(), Reports::default());
+    let (locker, guard) = held_lock(&home, &backend, &reports);
+    elsewhere.block_on(async { drop(guard) });
+    home.block_on(locker.shutdown()).expect("released");
+    assert!(!is_locked(&backend));
+}
+
+#[test]
+fn a_guard_dropped_after_its_runtime_reports_once_and_does_not_panic() {
+    for runtime in runtimes() {
+        let (backend, reports) = (MemoryBackend::new(), Reports::default());
+        let (_locker, guard) = held_lock(&runtime, &backend, &reports);
+        runtime.shutdown_timeout(ms(1000));
+        drop(guard);
+        assert_eq!(reports.codes(), [ErrorCode::Aborted]);
+        assert!(is_locked(&backend), "it stays until its TTL, and somebody was told");
+    }
+}
+
+#[test]
+fn a_guard_held_by_a_task_survives_the_end_of_its_runtime() {
+    for runtime in runtimes() {
+        let (backend, reports) = (MemoryBackend::new(), Reports::default());
+        let (_locker, guard) = held_lock(&runtime, &backend, &reports);
+        runtime.spawn(async move {
+            let _guard = guard;
+            std::future::pending::<()>().await;
+        });
+        std::thread::sleep(ms(20));
+        drop(runtime);
+        assert_eq!(reports.codes(), [ErrorCode::Aborted]);
+    }
+}
+
+#[test]
+fn a_panic_under_the_lock_releases_it_and_goes_on() {
+    for runtime in runtimes() {
+        let (backend, reports) = (MemoryBackend::new(), Reports::default());
+        let locker = runtime.block_on(async {
+            Locker::builder(backend.clone()).options(reports.options()).build().expect("valid")
+        });
+        let panicking = AssertUnwindSafe(|| {
+            let work = locker.with_lock("k", |_held| async { panic!("in the critical section") });
+            runtime.block_on(async { work.await.map(|()| ()) })
+        });
+        let payload = std::panic::catch_unwind(panicking).expect_err("the panic is passed on");
+        assert_eq!(payload.downcast_ref(), Some(&"in the critical section"));
+        runtime.block_on(locker.shutdown()).expect("released");
+        assert!(!is_locked(&backend));
+    }
+}
+
+#[test]
+fn another_runtime_is_an_error_and_not_a_hang() {
+    let [home, elsewhere] = runtimes();
+    let (backend, reports) = (MemoryBackend::new(), Reports::default());
+    let (locker, mut guard) = held_lock(&home, &backend, &reports);
+    let codes = elsewhere.block_on(async {
+        [
+            locker.lock("other").await.expect_err("elsewhere").code(),
+            locker.try_lock("other").await.expect_err("elsewhere").code(),
+            locker.adopt(guard.lock_id()).await.expect_err("elsewhere").code(),
+            guard.extend(ttl_ms(1000)).await.expect_err("elsewhere").code(),
+            guard.release().await.expect_err("elsewhere").code(),
+            locker.shutdown().await.expect_err("elsewhere").code(),
+        ]
+    });
+    assert_eq!(codes, [ErrorCode::InvalidArgument; 6]);
+    home.block_on(async { guard.release().await.expect("at home it works") });
+    assert!(!is_locked(&backend));
+}
+
+#[test]
+fn a_locker_cannot_be_built_outside_a_runtime() {
+    let error = Locker::new(MemoryBackend::new()).expect_err("no runtime here");
+    assert_eq!(error.code(), ErrorCode::InvalidArgument);
+}
+
+#[tokio::test(start_paused = true)]
+async fn options_that_make_no_sense_are_refused() {
+    let locker = locker(&Faulty::new(), LockOptions::default());
+    let refused = |options: LockOptions| {
+        locker.with_options(options).expect_err("nonsense").code() == ErrorCode::InvalidArgument
+    };
+    assert!(refused(LockOptions::default().max_hold(ms(60_000))), "max_hold without renewal");
+    assert!(refused(LockOptions::default().renew().max_hold(ms(10))), "shorter than the TTL");
+    assert!(refused(LockOptions::default().renew().ttl(ttl_ms(2))), "too short to renew");
+    assert!(refused(LockOptions::default().release_timeout(Duration::ZERO)));
+    let builder = Locker::builder(MemoryBackend::new()).poll_interval(Duration::ZERO);
+    assert_eq!(builder.build().expect_err("nonsense").code(), ErrorCode::InvalidArgument);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_release_answers_without_asking() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    let mut guard = locker.lock("k").await.expect("free");
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert!(matches!(guard.release().await.expect("works"), Release::NotHeld(_)));
+    drop(guard);
+    locker.shutdown().await.expect("nothing to do");
+    assert_eq!(backend.count(Call::Release), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_failed_can_be_tried_again() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    let mut guard = locker.lock("k").await.expect("free");
+    backend.fail_next(Call::Release, Fault::Fails(ErrorCode::ServiceUnavailable));
+    let error = guard.release().await.expect_err("made to fail");
+    assert_eq!(error.code(), ErrorCode::ServiceUnavailable);
+    assert!(backend.is_locked(&key("k")).await.expect("works"));
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn not_held_after_a_release_without_an_answer_counts_as_released() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    let mut guard = locker.lock("k").await.expect("free");
+    backend.fail_next(Call::Release, Fault::LosesReply(ErrorCode::NetworkTimeout));
+    drop(guard.release().await.expect_err("the answer was lost"));
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_release_is_tried_again_in_the_background() {
+    let (backend, reports) = (Faulty::new(), Reports::default());
+    let locker = locker(&backend, reports.options());
+    let guard = locker.lock("k").await.expect("free");
+    for _ in 0..3 {
+        backend.fail_next(Call::Release, Fault::Fails(ErrorCode::ServiceUnavailable));
+    }
+    drop(guard);
+    locker.shutdown().await.expect("released in the end");
+    assert!(!backend.is_locked(&key("k")).await.expect("works"));
+    assert_eq!(reports.codes(), [], "it worked in the end");
+    assert_eq!(backend.count(Call::Release), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_and_timeout_are_reported_and_not_held_is_not() {
+    let cases = [
+        (Fault::Fails(ErrorCode::AuthFailed), vec![ErrorCode::AuthFailed]),
+        (Fault::Fails(ErrorCode::ServiceUnavailable), vec![ErrorCode::ServiceUnavailable]),
+        (Fault::Hangs, vec![ErrorCode::NetworkTimeout]),
+        (Fault::Panics, vec![ErrorCode::Aborted]),
+    ];
+    for (fault, expected) in cases {
+        let (backend, reports) = (Faulty::new(), Reports::default());
+        let locker = locker(&backend, reports.options().release_timeout(ms(3_000)));
+        let guard = locker.lock("k").await.expect("free");
+        backend.fail_always(Call::Release, Some(fault));
+        drop(guard);
+        locker.shutdown().await.expect("given up in time");
+        assert_eq!(reports.codes(), expected, "{fault:?}");
+    }
+    let (backend, reports) = (Faulty::new(), Reports::default());
+    let locker = locker(&backend, reports.options().ttl(ttl_ms(100)));
+    let guard = locker.lock("k").await.expect("free");
+    tokio::time::sleep(ms(5_000)).await;
+    drop(guard);
+    locker.shutdown().await.expect("done");
+    assert_eq!(reports.codes(), [], "an expired lock is no error");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_report_names_key_lock_id_and_source_and_may_panic() {
+    let backend = Faulty::new();
+    let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let options = LockOptions::default().on_release_error(move |error, context| {
+        sender.send((error.code(), context.clone())).expect("somebody listens");
+        panic!("in the callback");
+    });
+    let locker = locker(&backend, options);
+    let guard = locker.lock("k").await.expect("free");
+    let lock_id = guard.lock_id();
+    backend.fail_next(Call::Release, Fault::Fails(ErrorCode::Internal));
+    drop(guard);
+    locker.shutdown().await.expect("the job ends");
+    let (code, context) = told.recv().await.expect("told");
+    assert_eq!(code, ErrorCode::Internal);
+    assert_eq!(context.key, key("k"));
+    assert_eq!(context.lock_id, lock_id);
+    assert_eq!(context.source, ReleaseSource::Guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_keeps_its_value_and_its_error_whatever_the_release_did() {
+    let (backend, reports) = (Faulty::new(), Reports::default());
+    let locker = locker(&backend, reports.options().release_timeout(ms(100)));
+    for fault in [Fault::None, Fault::Fails(ErrorCode::Internal), Fault::Hangs] {
+        backend.fail_always(Call::Release, Some(fault));
+        let key = format!("{fault:?}");
+        let value = locker.with_lock(&key, |held| async move { held.fence().get() }).await;
+        assert_eq!(value.expect("the value"), 1);
+        let failed: Result<(), &str> = locker
+            .with_lock(&format!("{key} 2"), |_held| async { Err("own error") })
+            .await
+            .expect("ran");
+        assert_eq!(failed, Err("own error"));
+    }
+    locker.shutdown().await.expect("given up in time");
+    assert_eq!(reports.codes().len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_with_lock_releases_in_the_background() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    let work = locker.with_lock("k", |_held| std::future::pending::<()>());
+    assert!(tokio::time::timeout(ms(100), work).await.is_err());
+    locker.shutdown().await.expect("released");
+    assert!(!backend.is_locked(&key("k")).await.expect("works"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leaked_lock_can_be_adopted_by_its_id() {
+    let backend = Faulty::new();
+    let (here, there) =
+        (locker(&backend, LockOptions::default()), locker(&backend, LockOptions::default()));
+    let guard = here.lock("k").await.expect("free");
+    let fence = guard.fence();
+    let lock_id = guard.leak();
+    here.shutdown().await.expect("nothing to do");
+    assert!(backend.is_locked(&key("k")).await.expect("works"), "leaked, not released");
+    tokio::time::sleep(ms(20_000)).await;
+    let mut adopted = there.adopt(lock_id).await.expect("works").expect("still held");
+    assert_eq!(adopted.fence(), fence);
+    assert_eq!(adopted.key(), &key("k"));
+    assert_eq!(adopted.remaining(), ms(30_000), "extended first");
+    assert_eq!(adopted.release().await.expect("works"), Release::Released);
+    assert!(there.adopt(lock_id).await.expect("works").is_none(), "nothing to adopt any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_gives_up_after_its_limit_and_says_so() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    let guard = locker.lock("k").await.expect("free");
+    backend.fail_always(Call::Release, Some(Fault::Hangs));
+    drop(guard);
+    let error = locker.shutdown_within(ms(500)).await.expect_err("it hangs");
+    assert_eq!(error.code(), ErrorCode::NetworkTimeout);
+    assert_eq!(error.to_string(), "1 releases were still under way after 500 ms");
+}
+
+#[test]
+fn futures_and_guards_are_send() {
+    fn assert_send<T: Send>(_value: &T) {}
+    let runtime = Builder::new_current_thread().build().expect("a runtime");
+    let _inside = runtime.enter();
+    let locker = Arc::new(Locker::new(MemoryBackend::new()).expect("in a runtime"));
+    assert_send(&locker.lock("k"));
+    assert_send(&locker.try_lock("k"));
+    assert_send(&locker.with_lock("k", |held| async move { held.fence() }));
+    assert_send(&locker.shutdown());
+}

@@ -1,0 +1,232 @@
+//! Renewal and loss, on virtual time.
+
+mod support;
+
+use std::time::Duration;
+
+use support::{Call, Fault, Faulty, key, locker, ms, ttl_ms};
+use syncguard::{
+    ErrorCode, Extend, LockBackend, LockOptions, LostReason, Release, ReleaseRequest, diagnostics,
+};
+use tokio::time::Instant;
+
+fn renewed() -> LockOptions {
+    LockOptions::default().ttl(ttl_ms(3_000)).renew()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewed_lock_outlives_its_ttl_and_is_extended_at_every_third() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, renewed());
+    let started = Instant::now();
+    let mut guard = locker.lock("k").await.expect("free");
+    tokio::time::sleep(ms(30_500)).await;
+    assert!(guard.is_valid());
+    let extended: Vec<_> = backend
+        .times(Call::Extend)
+        .iter()
+        .map(|at| at.duration_since(started).as_millis())
+        .collect();
+    assert_eq!(extended, (1..=30).map(|n| n * 1000).collect::<Vec<_>>());
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_extend_is_sent_after_a_release_or_a_drop() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, renewed());
+    let mut guard = locker.lock("k").await.expect("free");
+    tokio::time::sleep(ms(1_500)).await;
+    guard.release().await.expect("works");
+    let guard = locker.lock("k").await.expect("free");
+    tokio::time::sleep(ms(1_500)).await;
+    drop(guard);
+    tokio::time::sleep(ms(30_000)).await;
+    use Call::{Acquire, Extend, Release};
+    assert_eq!(backend.calls(), [Acquire, Extend, Release, Acquire, Extend, Release]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_renewal_task_ends_with_its_guard() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, renewed());
+    let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let before = alive();
+    let guards = [locker.lock("a").await.expect("free"), locker.lock("b").await.expect("free")];
+    assert_eq!(alive(), before + 2, "one task per guard");
+    drop(guards);
+    locker.shutdown().await.expect("released");
+    tokio::time::sleep(ms(1)).await;
+    assert_eq!(alive(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_are_ridden_out_until_the_deadline() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, renewed());
+    let mut guard = locker.lock("k").await.expect("free");
+    for _ in 0..4 {
+        backend.fail_next(Call::Extend, Fault::Fails(ErrorCode::ServiceUnavailable));
+    }
+    backend.fail_next(Call::Extend, Fault::LosesReply(ErrorCode::NetworkTimeout));
+    tokio::time::sleep(ms(10_000)).await;
+    assert!(guard.is_valid());
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_out_of_reach_past_the_deadline_loses_the_lock() {
+    for fault in [Fault::Fails(ErrorCode::ServiceUnavailable), Fault::Hangs] {
+        let backend = Faulty::new();
+        let locker = locker(&backend, renewed());
+        let started = Instant::now();
+        let guard = locker.lock("k").await.expect("free");
+        tokio::time::sleep(ms(1_500)).await;
+        backend.fail_always(Call::Extend, Some(fault));
+        assert_eq!(guard.lost().await, LostReason::Unreachable);
+        // The last extend was sent after 1000 ms.
+        assert_eq!(started.elapsed(), ms(4_000));
+        assert!(!guard.is_valid());
+        assert_eq!(guard.lost().await, LostReason::Unreachable, "loss is final");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_taken_away_is_lost_at_the_next_renewal() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, renewed());
+    let started = Instant::now();
+    let mut guard = locker.lock("k").await.expect("free");
+    let stolen = ReleaseRequest::new(guard.lock_id());
+    assert_eq!(backend.inner.release(&stolen).await.expect("works"), Release::Released);
+    assert_eq!(guard.lost().await, LostReason::NotHeld);
+    assert_eq!(started.elapsed(), ms(1_000));
+    assert!(matches!(guard.release().await.expect("works"), Release::NotHeld(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_renewal_a_lock_is_lost_when_its_time_is_over() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(2_000)));
+    let started = Instant::now();
+    let guard = locker.lock("k").await.expect("free");
+    let token = guard.lost_token();
+    assert_eq!(guard.lost().await, LostReason::Expired);
+    assert_eq!(started.elapsed(), ms(2_000));
+    token.cancelled().await;
+    assert!(matches!(guard.extend(ttl_ms(2_000)).await.expect("no I/O"), Extend::NotHeld(_)));
+    assert_eq!(backend.count(Call::Extend), 0, "a lost lock is not extended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn validity_counts_from_before_the_request_was_sent() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(2_000)));
+    backend.fail_next(Call::Acquire, Fault::Delayed(ms(600)));
+    let guard = locker.lock("k").await.expect("free");
+    assert_eq!(guard.remaining(), ms(1_400));
+    backend.fail_next(Call::Extend, Fault::Delayed(ms(300)));
+    assert!(matches!(guard.extend(ttl_ms(5_000)).await.expect("works"), Extend::Extended(_)));
+    assert_eq!(guard.remaining(), ms(4_700));
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_bounds_renewal() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, renewed().max_hold(ms(10_000)));
+    let started = Instant::now();
+    let guard = locker.lock("k").await.expect("free");
+    assert_eq!(guard.lost().await, LostReason::Expired);
+    assert_eq!(started.elapsed(), ms(10_000));
+    let info =
+        diagnostics::get_by_key(&backend, &key("k")).await.expect("works").expect("tolerance");
+    let held = info.expires_at.since(info.acquired_at);
+    assert_eq!(held, ms(10_000), "the store was never asked for more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_not_held_after_a_release_is_no_loss() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, renewed());
+    let mut guard = locker.lock("k").await.expect("free");
+    let held = guard.held();
+    // The renewal at 1000 ms reaches the store after the release.
+    backend.fail_next(Call::Extend, Fault::Delayed(ms(500)));
+    tokio::time::sleep(ms(1_200)).await;
+    assert_eq!(backend.count(Call::Extend), 1);
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    let lost = tokio::time::timeout(ms(60_000), held.lost()).await;
+    assert!(lost.is_err(), "a lock that was given back cannot be lost");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extend_that_succeeds_after_the_loss_is_released_again() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, renewed());
+    let guard = locker.lock("k").await.expect("free");
+    // Sent at 1000 ms, applied at 3500 ms: within the store's tolerance, after our deadline.
+    backend.fail_next(Call::Extend, Fault::Delayed(ms(2_500)));
+    assert_eq!(guard.lost().await, LostReason::Unreachable);
+    assert!(backend.is_locked(&key("k")).await.expect("works"));
+    tokio::time::sleep(ms(600)).await;
+    assert!(!backend.is_locked(&key("k")).await.expect("works"), "released again");
+    assert!(!guard.is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extend_by_hand_may_shorten_and_renewal_follows() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(30_000)).renew());
+    let mut guard = locker.lock("k").await.expect("free");
+    assert!(matches!(guard.extend(ttl_ms(600)).await.expect("works"), Extend::Extended(_)));
+    assert_eq!(guard.remaining(), ms(600));
+    tokio::time::sleep(ms(5_000)).await;
+    assert!(guard.is_valid(), "renewed in time although its own third was far away");
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shortened_life_begins_even_if_the_answer_is_lost() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(30_000)));
+    let guard = locker.lock("k").await.expect("free");
+    backend.fail_next(Call::Extend, Fault::LosesReply(ErrorCode::NetworkTimeout));
+    drop(guard.extend(ttl_ms(500)).await.expect_err("the answer was lost"));
+    assert_eq!(guard.remaining(), ms(500));
+    let started = Instant::now();
+    assert_eq!(guard.lost().await, LostReason::Expired);
+    assert_eq!(started.elapsed(), ms(500));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_answer_to_an_older_extend_is_not_taken_for_the_newest() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(30_000)));
+    let guard = locker.lock("k").await.expect("free");
+    backend.fail_next(Call::Extend, Fault::Delayed(ms(200)));
+    let dropped = tokio::time::timeout(ms(100), guard.extend(ttl_ms(60_000))).await;
+    assert!(dropped.is_err());
+    assert!(matches!(guard.extend(ttl_ms(5_000)).await.expect("works"), Extend::Extended(_)));
+    tokio::time::sleep(ms(1_000)).await;
+    assert!(guard.remaining() <= ms(4_000), "{:?}", guard.remaining());
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_under_a_guard_ends_at_its_loss() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(1_000)));
+    let guard = locker.lock("k").await.expect("free");
+    let started = Instant::now();
+    let work = async {
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+    };
+    assert_eq!(guard.run(work).await, Err(LostReason::Expired));
+    assert_eq!(started.elapsed(), ms(1_000));
+    drop(guard);
+    tokio::time::sleep(ms(5_000)).await;
+    let error = locker
+        .with_lock("k", |_held| tokio::time::sleep(Duration::from_secs(3600)))
+        .await
+        .expect_err("the lock is lost after a second");
+    assert_eq!(error.code(), ErrorCode::Aborted);
+}

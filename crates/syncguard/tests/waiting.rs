@@ -1,0 +1,427 @@
+//! Waiting for a lock: order, timeouts, retries and wake-ups, on virtual time.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use support::{Call, Fault, Faulty, key, locker, ms, ttl_ms};
+use syncguard::{
+    Backoff, CancellationToken, ErrorCode, Jitter, LockBackend, LockOptions, Release, RetryPolicy,
+};
+use tokio::time::Instant;
+
+fn plain_retry() -> RetryPolicy {
+    RetryPolicy { jitter: Jitter::None, ..RetryPolicy::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn retries_come_when_the_policy_says_and_one_comes_last() {
+    let backend = Faulty::polling();
+    let holder = locker(&backend, LockOptions::default().ttl(ttl_ms(60_000)));
+    let _guard = holder.lock("k").await.expect("free");
+    let waiter = locker(&backend, LockOptions::default().retry(plain_retry()));
+    let started = Instant::now();
+    let error = waiter.lock("k").await.expect_err("held");
+    assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+    assert_eq!(error.key(), Some(&key("k")));
+    assert_eq!(started.elapsed(), ms(5000));
+    let asked: Vec<_> = backend.times(Call::Acquire)[1..]
+        .iter()
+        .map(|at| at.duration_since(started).as_millis())
+        .collect();
+    // 100, 200, 400, 800, 1600 ms apart; the sleep that would pass the timeout ends 250 ms before.
+    assert_eq!(asked, [0, 100, 300, 700, 1500, 3100, 4750]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_retry_ends_the_wait() {
+    let backend = Faulty::polling();
+    let holder = locker(&backend, LockOptions::default());
+    let _guard = holder.lock("k").await.expect("free");
+    for (max_retries, delay_ms, elapsed_ms) in [(0, 100, 0), (3, 100, 700), (10, 0, 0)] {
+        let retry =
+            RetryPolicy { max_retries: Some(max_retries), delay: ms(delay_ms), ..plain_retry() };
+        let waiter = locker(&backend, LockOptions::default().retry(retry));
+        let (started, before) = (Instant::now(), backend.count(Call::Acquire));
+        let error = waiter.lock("k").await.expect_err("held");
+        assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+        assert_eq!(started.elapsed(), ms(elapsed_ms));
+        let asked = backend.count(Call::Acquire) - before;
+        assert_eq!(asked, 1 + max_retries as usize);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_of_zero_makes_no_attempt_and_wins_over_cancellation() {
+    let backend = Faulty::new();
+    let token = CancellationToken::new();
+    token.cancel();
+    let options = LockOptions::default().timeout(Duration::ZERO).cancel(token);
+    let locker = locker(&backend, options);
+    let error = locker.lock("k").await.expect_err("no time");
+    assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+    let error = locker.try_lock("k").await.expect_err("no time");
+    assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+    assert_eq!(backend.count(Call::Acquire), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancelled_before_there_is_no_io() {
+    let backend = Faulty::new();
+    let token = CancellationToken::new();
+    token.cancel();
+    let locker = locker(&backend, LockOptions::default().cancel(token));
+    assert_eq!(locker.lock("k").await.expect_err("cancelled").code(), ErrorCode::Aborted);
+    assert_eq!(locker.try_lock("k").await.expect_err("cancelled").code(), ErrorCode::Aborted);
+    assert_eq!(backend.count(Call::Acquire), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancelling_ends_a_sleep_at_once() {
+    let backend = Faulty::polling();
+    let holder = locker(&backend, LockOptions::default().ttl(ttl_ms(60_000)));
+    let _guard = holder.lock("k").await.expect("free");
+    let token = CancellationToken::new();
+    let waiter = locker(&backend, LockOptions::default().wait_forever().cancel(token.clone()));
+    let started = Instant::now();
+    let cancel = async {
+        tokio::time::sleep(ms(1234)).await;
+        token.cancel();
+    };
+    let (result, ()) = tokio::join!(waiter.lock("k"), cancel);
+    assert_eq!(result.expect_err("cancelled").code(), ErrorCode::Aborted);
+    assert_eq!(started.elapsed(), ms(1234));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_timeout_bounds_a_hanging_attempt_and_its_lock_is_undone() {
+    for fault in [Fault::Hangs, Fault::HangsAfter, Fault::Delayed(ms(3000))] {
+        let backend = Faulty::new();
+        let locker = locker(&backend, LockOptions::default().timeout(ms(1000)).ttl(ttl_ms(20_000)));
+        backend.fail_next(Call::Acquire, fault);
+        let started = Instant::now();
+        let error = locker.lock("k").await.expect_err("no answer");
+        assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+        assert_eq!(started.elapsed(), ms(1000));
+        locker.shutdown_within(ms(60_000)).await.expect("the undo ends");
+        assert!(!backend.is_locked(&key("k")).await.expect("works"), "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_comes_after_the_deadline_is_not_taken() {
+    // The answer arrives in the very poll in which the deadline has passed.
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().timeout(ms(100)));
+    backend.fail_next(Call::Acquire, Fault::Delayed(ms(101)));
+    let error = locker.lock("k").await.expect_err("too late");
+    assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+    locker.shutdown().await.expect("the undo ends");
+    assert!(!backend.is_locked(&key("k")).await.expect("works"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_ends_the_wait_at_once_and_what_it_took_is_undone() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    backend.fail_next(Call::Acquire, Fault::LosesReply(ErrorCode::NetworkTimeout));
+    let started = Instant::now();
+    let error = locker.lock("k").await.expect_err("the answer was lost");
+    assert_eq!(error.code(), ErrorCode::NetworkTimeout);
+    assert_eq!(started.elapsed(), Duration::ZERO);
+    locker.shutdown_within(ms(60_000)).await.expect("the undo ends");
+    assert!(!backend.is_locked(&key("k")).await.expect("works"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_undo_goes_on_until_the_acquire_can_no_longer_matter() {
+    // "Not held" proves nothing while a copy of the request may still be under way.
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(10_000)));
+    backend.fail_next(Call::Acquire, Fault::Fails(ErrorCode::NetworkTimeout));
+    let started = Instant::now();
+    drop(locker.lock("k").await.expect_err("no answer"));
+    locker.shutdown_within(ms(60_000)).await.expect("the undo ends");
+    assert!(backend.count(Call::Release) > 3, "{} releases", backend.count(Call::Release));
+    let last = *backend.times(Call::Release).last().expect("some");
+    assert!(last.duration_since(started) >= ms(8_000), "{:?}", last.duration_since(started));
+    assert!(started.elapsed() <= ms(11_000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_are_ridden_out_when_asked_for_and_the_same_request_is_sent_again() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().ride_out_errors(true));
+    backend.fail_next(Call::Acquire, Fault::Fails(ErrorCode::ServiceUnavailable));
+    backend.fail_next(Call::Acquire, Fault::LosesReply(ErrorCode::NetworkTimeout));
+    backend.fail_next(Call::Acquire, Fault::Fails(ErrorCode::RateLimited));
+    let started = Instant::now();
+    let mut guard = locker.lock("k").await.expect("ridden out");
+    let ids = backend.acquire_ids();
+    assert_eq!(ids.len(), 4);
+    assert!(ids.iter().all(|id| *id == guard.lock_id()), "one request, sent four times");
+    assert_eq!(guard.fence().get(), 1, "and granted once");
+    // The lock counts from when the request was sent first.
+    let waited = started.elapsed();
+    assert!(waited > Duration::ZERO);
+    assert_eq!(guard.remaining(), ms(30_000) - waited);
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_in_doubt_is_undone_however_the_wait_ends() {
+    // By timeout, by cancellation, by dropping, by a last retry, and for a single attempt.
+    for ending in 0..5 {
+        let backend = Faulty::polling();
+        let token = CancellationToken::new();
+        let retry = RetryPolicy { max_retries: (ending == 3).then_some(1), ..plain_retry() };
+        let options = LockOptions::default().ride_out_errors(true).timeout(ms(2000)).retry(retry);
+        let locker = locker(&backend, options.cancel(token.clone()));
+        backend.fail_next(Call::Acquire, Fault::LosesReply(ErrorCode::NetworkTimeout));
+        backend.fail_always(Call::Acquire, Some(Fault::Fails(ErrorCode::ServiceUnavailable)));
+        match ending {
+            0 | 3 => drop(locker.lock("k").await.expect_err("never")),
+            1 => {
+                let cancel = async {
+                    tokio::time::sleep(ms(500)).await;
+                    token.cancel();
+                };
+                drop(tokio::join!(locker.lock("k"), cancel));
+            }
+            2 => drop(tokio::time::timeout(ms(500), locker.lock("k")).await),
+            _ => drop(locker.try_lock("k").await.expect_err("no answer")),
+        }
+        assert!(backend.is_locked(&key("k")).await.expect("works"), "taken, and nobody knows");
+        locker.shutdown_within(ms(60_000)).await.expect("the undo ends");
+        assert!(!backend.is_locked(&key("k")).await.expect("works"), "ending {ending}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_panics_leaves_no_lock() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    backend.fail_next(Call::Acquire, Fault::Panics);
+    let waiting = tokio::spawn({
+        let locker = locker.clone();
+        async move { locker.lock("k").await.map(drop) }
+    });
+    assert!(waiting.await.expect_err("it panicked").is_panic());
+    // The lane is free for others, and the request is undone.
+    let mut guard = locker.lock("k").await.expect("free");
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert!(backend.count(Call::Release) >= 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tasks_of_one_process_are_served_in_order() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().wait_forever());
+    let guard = locker.lock("k").await.expect("free");
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut waiters = Vec::new();
+    for number in 0..50 {
+        let (locker, order) = (locker.clone(), Arc::clone(&order));
+        waiters.push(tokio::spawn(async move {
+            let mut guard = locker.lock("k").await.expect("in time");
+            order.lock().expect("no panic").push((number, guard.fence().get()));
+            guard.release().await.expect("works");
+        }));
+        tokio::task::yield_now().await;
+    }
+    drop(guard);
+    for waiter in waiters {
+        waiter.await.expect("no panic");
+    }
+    let expected: Vec<_> = (0..50).map(|number| (number, number + 2)).collect();
+    assert_eq!(*order.lock().expect("no panic"), expected, "a new fence at every hand-over");
+    // One acquire and one release per hand-over, and a few that were in vain.
+    assert!(backend.count(Call::Acquire) <= 51 + 15, "{}", backend.count(Call::Acquire));
+    assert_eq!(backend.count(Call::Release), 51);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_waiters_ask_as_often_as_one() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().timeout(ms(10_000)));
+    let holder = locker.with_options(LockOptions::default().ttl(ttl_ms(3_600_000)));
+    let _guard = holder.expect("valid").lock("k").await.expect("free");
+    let waiters: Vec<_> = (0..1000)
+        .map(|_| {
+            let locker = locker.clone();
+            tokio::spawn(async move { locker.lock("k").await.map(drop) })
+        })
+        .collect();
+    for waiter in waiters {
+        let error = waiter.await.expect("no panic").expect_err("held");
+        assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+    }
+    assert_eq!(backend.count(Call::Acquire), 1, "what is held here need not be asked for");
+
+    // Held elsewhere, only the first of them asks.
+    let elsewhere = support::locker(&backend, LockOptions::default().ttl(ttl_ms(3_600_000)));
+    let _other = elsewhere.lock("other").await.expect("free");
+    let before = backend.count(Call::Acquire);
+    let waiters: Vec<_> = (0..1000)
+        .map(|_| {
+            let locker = locker.clone();
+            tokio::spawn(async move { locker.lock("other").await.map(drop) })
+        })
+        .collect();
+    for waiter in waiters {
+        drop(waiter.await.expect("no panic").expect_err("held"));
+    }
+    let asked = backend.count(Call::Acquire) - before;
+    assert!((10..=20).contains(&asked), "{asked} attempts in ten seconds");
+    assert!(format!("{locker:?}").contains("keys: 1"), "only the held one: {locker:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quiet_key_is_polled_once_a_second_below_wake_ups() {
+    let backend = Faulty::new();
+    let holder = locker(&backend, LockOptions::default().ttl(ttl_ms(3_600_000)));
+    let _guard = holder.lock("k").await.expect("free");
+    let waiter = locker(&backend, LockOptions::default().timeout(ms(60_000)));
+    let before = backend.count(Call::Acquire);
+    drop(waiter.lock("k").await.expect_err("held"));
+    let asked = backend.count(Call::Acquire) - before;
+    assert!((60..=70).contains(&asked), "{asked} attempts in a minute");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_elsewhere_wakes_a_waiter_at_once() {
+    let backend = Faulty::new();
+    let (here, there) = (
+        locker(&backend, LockOptions::default()),
+        locker(&backend, LockOptions::default().retry(plain_retry())),
+    );
+    let mut guard = here.lock("k").await.expect("free");
+    let waiting = tokio::spawn(async move { there.lock("k").await.map(|guard| guard.fence()) });
+    tokio::time::sleep(ms(750)).await;
+    let released = Instant::now();
+    guard.release().await.expect("works");
+    let fence = waiting.await.expect("no panic").expect("woken");
+    assert_eq!(fence.get(), 2);
+    assert_eq!(released.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crashed_holder_is_taken_over_the_moment_its_lock_is_dead() {
+    let backend = Faulty::polling();
+    let crashed = locker(&backend, LockOptions::default().ttl(ttl_ms(2_345)));
+    let started = Instant::now();
+    crashed.lock("k").await.expect("free").leak();
+    let waiter = locker(
+        &backend,
+        LockOptions::default().retry(RetryPolicy {
+            backoff: Backoff::Fixed,
+            delay: ms(4_000),
+            ..plain_retry()
+        }),
+    );
+    let _guard = waiter.lock("k").await.expect("taken over");
+    assert_eq!(started.elapsed(), ms(2_345 + 1_000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_does_not_starve_another() {
+    let backend = Faulty::new();
+    let greedy = locker(&backend, LockOptions::default().wait_forever());
+    let other = locker(&backend, LockOptions::default().wait_forever());
+    let hand_overs = Arc::new(AtomicUsize::new(0));
+    let stop = CancellationToken::new();
+    let crowd: Vec<_> = (0..8)
+        .map(|_| {
+            let (greedy, hand_overs, stop) =
+                (greedy.clone(), Arc::clone(&hand_overs), stop.clone());
+            tokio::spawn(async move {
+                while !stop.is_cancelled() {
+                    let mut guard = greedy.lock("k").await.expect("in time");
+                    hand_overs.fetch_add(1, Ordering::SeqCst);
+                    tokio::time::sleep(ms(1)).await;
+                    guard.release().await.expect("works");
+                }
+            })
+        })
+        .collect();
+    tokio::time::sleep(ms(100)).await;
+    let mut waits = Vec::new();
+    for _ in 0..20 {
+        let before = hand_overs.load(Ordering::SeqCst);
+        let mut guard = other.lock("k").await.expect("in time");
+        waits.push(hand_overs.load(Ordering::SeqCst) - before);
+        guard.release().await.expect("works");
+        tokio::time::sleep(ms(1)).await;
+    }
+    stop.cancel();
+    for task in crowd {
+        task.await.expect("no panic");
+    }
+    // The first wait may meet a crowd that has been alone for long; after that, four hand-overs
+    // and the one that was under way.
+    assert!(waits[0] <= 66, "{waits:?}");
+    assert!(waits[1..].iter().all(|hand_overs| *hand_overs <= 6), "{waits:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_lock_does_not_queue() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    let guard = locker.lock("k").await.expect("free");
+    let queued = tokio::spawn({
+        let locker = locker.clone();
+        async move { locker.lock("k").await.map(drop) }
+    });
+    tokio::task::yield_now().await;
+    assert!(locker.try_lock("k").await.expect("works").is_none());
+    drop(guard);
+    queued.await.expect("no panic").expect("served");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_in_the_queue_times_out_without_io() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().timeout(ms(700)));
+    let _guard = locker.lock("k").await.expect("free");
+    let first = tokio::spawn({
+        let patient = locker.with_options(LockOptions::default().timeout(ms(5000)));
+        let patient = patient.expect("valid");
+        async move { patient.lock("k").await.map(drop) }
+    });
+    tokio::task::yield_now().await;
+    let before = backend.count(Call::Acquire);
+    let started = Instant::now();
+    drop(locker.lock("k").await.expect_err("held"));
+    assert_eq!(started.elapsed(), ms(700));
+    assert_eq!(backend.count(Call::Acquire), before);
+    drop(first.await.expect("no panic").expect_err("held"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_ends_waits_and_refuses_new_ones() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().wait_forever());
+    let mut guard = locker.lock("k").await.expect("free");
+    let waiting = tokio::spawn({
+        let locker = locker.clone();
+        async move { locker.lock("k").await.map(drop) }
+    });
+    tokio::task::yield_now().await;
+    locker.shutdown().await.expect("nothing to wait for");
+    let error = waiting.await.expect("no panic").expect_err("shut down");
+    assert_eq!(error.code(), ErrorCode::Aborted);
+    assert_eq!(locker.lock("k").await.expect_err("shut down").code(), ErrorCode::Aborted);
+    assert_eq!(guard.release().await.expect("guards stay usable"), Release::Released);
+}
+
+#[tokio::test]
+async fn many_keys_used_once_leave_no_lane() {
+    let locker = syncguard::Locker::new(syncguard::MemoryBackend::new()).expect("in a runtime");
+    for number in 0..100_000 {
+        let mut guard = locker.lock(format!("key {number}")).await.expect("free");
+        guard.release().await.expect("works");
+    }
+    assert!(format!("{locker:?}").contains("keys: 0"), "{locker:?}");
+}

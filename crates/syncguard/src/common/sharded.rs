@@ -1,14 +1,36 @@
 //! A map cut into shards, so that threads that want distinct keys seldom meet.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, RandomState};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use super::key::Key;
+use super::lock_id::LockId;
 
 /// A map behind many small locks instead of one large one.
 #[derive(Debug)]
 pub(crate) struct Sharded<K, V> {
-    hasher: RandomState,
     shards: Box<[Shard<K, V>]>,
+}
+
+/// Something that can be spread over shards.
+pub(crate) trait Spread {
+    /// A number that an outsider cannot steer.
+    fn spread(&self) -> u64;
+}
+
+impl Spread for Key {
+    fn spread(&self) -> u64 {
+        static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        HASHER.hash_one(self)
+    }
+}
+
+impl Spread for LockId {
+    fn spread(&self) -> u64 {
+        // Random as it is.
+        self.expose().bytes().take(4).fold(0, |number, byte| number * 31 + u64::from(byte))
+    }
 }
 
 /// Two cache lines to itself, so that neighbours do not slow each other down.
@@ -16,18 +38,18 @@ pub(crate) struct Sharded<K, V> {
 #[repr(align(128))]
 struct Shard<K, V>(Mutex<HashMap<K, V>>);
 
-impl<K: Hash, V> Sharded<K, V> {
+impl<K: Spread, V> Sharded<K, V> {
     /// Enough that a few dozen threads seldom meet.
     const COUNT: usize = 64;
 
     pub(crate) fn new() -> Self {
         let shard = || Shard(Mutex::default());
-        Self { hasher: RandomState::new(), shards: (0..Self::COUNT).map(|_| shard()).collect() }
+        Self { shards: (0..Self::COUNT).map(|_| shard()).collect() }
     }
 
     /// Locks the shard that holds `key`.
     pub(crate) fn shard_of(&self, key: &K) -> MutexGuard<'_, HashMap<K, V>> {
-        let shard = usize::try_from(self.hasher.hash_one(key) % Self::COUNT as u64);
+        let shard = usize::try_from(key.spread() % Self::COUNT as u64);
         self.shards[shard.expect("BUG: a shard number is small")].lock()
     }
 

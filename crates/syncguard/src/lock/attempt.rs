@@ -8,6 +8,7 @@ use super::carried::Carried;
 use super::clock::LocalInstant;
 use super::guard::LockGuard;
 use super::hold::Grant;
+use super::lanes::Visit;
 use super::locker::Context;
 use super::reaper::OrphanAcquire;
 use crate::common::error::{Error, ErrorCode, Result};
@@ -30,6 +31,8 @@ pub(super) struct Attempts<'a, B: LockBackend> {
     context: &'a Arc<Context<B>>,
     key: &'a Key,
     count: &'a AtomicU32,
+    /// The lane that a grant is to be noted in; without one, it is looked up.
+    visit: Option<&'a Visit<'a>>,
     in_doubt: Option<Sent>,
 }
 
@@ -40,8 +43,13 @@ struct Sent {
 }
 
 impl<'a, B: LockBackend> Attempts<'a, B> {
-    pub(super) fn new(context: &'a Arc<Context<B>>, key: &'a Key, count: &'a AtomicU32) -> Self {
-        Self { context, key, count, in_doubt: None }
+    pub(super) fn new(
+        context: &'a Arc<Context<B>>,
+        key: &'a Key,
+        count: &'a AtomicU32,
+        visit: Option<&'a Visit<'a>>,
+    ) -> Self {
+        Self { context, key, count, visit, in_doubt: None }
     }
 
     /// Asks the store once.
@@ -102,6 +110,11 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
             sent: sent.at,
             ttl: sent.request.ttl(),
         };
+        let until = grant.deadline();
+        match self.visit {
+            Some(visit) => visit.hold(until),
+            None => context.lanes.hold(self.key, until),
+        }
         LockGuard::new(context, self.key.clone(), grant)
     }
 

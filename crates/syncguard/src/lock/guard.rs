@@ -1,9 +1,11 @@
 //! The guard: a held lock that is released when it is dropped.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::ops::Deref;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -93,7 +95,6 @@ impl<B: LockBackend> LockGuard<B> {
             return Ok(Release::NotHeld(Absence::NotFound));
         }
         let hold = Arc::clone(self.hold());
-        hold.context.check_runtime()?;
         hold.let_go();
         let release_was_sent = self.ending != Ending::Armed { release_was_sent: false };
         self.ending = Ending::HandedOn;
@@ -101,7 +102,17 @@ impl<B: LockBackend> LockGuard<B> {
         let caller = Arc::clone(&hold);
         let call = async move { caller.context.backend.release(&request).await };
         let adopt = |rest| release_later(Arc::clone(&hold), ReleaseSource::Guard, rest);
-        match Carried::new(call, adopt).await {
+        let mut call = Carried::new(call, adopt);
+        let begun = poll_fn(|context| Poll::Ready(Pin::new(&mut call).poll(context))).await;
+        let answer = match begun {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => {
+                // Only a call that waits needs its runtime. Elsewhere it is handed home.
+                hold.context.check_runtime()?;
+                call.await
+            }
+        };
+        match answer {
             Ok(answer) => {
                 self.ending = Ending::Answered;
                 hold.give_back();

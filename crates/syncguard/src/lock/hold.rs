@@ -89,9 +89,16 @@ pub(super) struct Grant<F: Fencing> {
     pub(super) ttl: Ttl,
 }
 
+impl<F: Fencing> Grant<F> {
+    /// The lock is ours for certain until then.
+    pub(super) fn deadline(&self) -> LocalInstant {
+        self.sent + self.ttl.as_duration()
+    }
+}
+
 impl<B: LockBackend> Hold<B> {
+    /// A hold that its lane already knows of.
     pub(super) fn new(context: Arc<Context<B>>, key: Key, grant: Grant<B::Fencing>) -> Self {
-        context.lanes.hold(&key, grant.sent + grant.ttl.as_duration());
         Self {
             context,
             key,
@@ -99,7 +106,7 @@ impl<B: LockBackend> Hold<B> {
             token: grant.token,
             since: grant.sent,
             state: Mutex::new(State {
-                deadline: grant.sent + grant.ttl.as_duration(),
+                deadline: grant.deadline(),
                 renew_at: grant.sent + grant.ttl.as_duration() / 3,
                 expires_at: grant.expires_at,
                 receipt: grant.receipt,

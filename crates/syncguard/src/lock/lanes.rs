@@ -1,6 +1,7 @@
 //! The waiters of this process, one lane per key: in order, and only the first talks to the store.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -114,7 +115,7 @@ impl Lanes {
     /// Enters the lane of a key; the visit ends when the answer is dropped.
     pub(super) fn enter<'a>(&'a self, key: &'a Key) -> Visit<'a> {
         let lane = self.add_visitor(key, |_lane| {});
-        Visit { lanes: self, key, lane }
+        Visit { lanes: self, key, lane, has_become_a_hold: AtomicBool::new(false) }
     }
 
     /// Notes that this process holds the lock of a key, until [`Self::give_back`].
@@ -178,11 +179,22 @@ pub(super) struct Visit<'a> {
     lanes: &'a Lanes,
     key: &'a Key,
     pub(super) lane: Arc<Lane>,
+    has_become_a_hold: AtomicBool,
+}
+
+impl Visit<'_> {
+    /// Notes that the visitor has got the lock, until [`Lanes::give_back`].
+    pub(super) fn hold(&self, until: LocalInstant) {
+        *self.lane.held_until_mut() = Some(until);
+        self.has_become_a_hold.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        self.lanes.remove_visitor(self.key, |_lane| {});
+        if !*self.has_become_a_hold.get_mut() {
+            self.lanes.remove_visitor(self.key, |_lane| {});
+        }
     }
 }
 

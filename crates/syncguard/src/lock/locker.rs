@@ -256,6 +256,7 @@ impl<B: LockBackend> Locker<B> {
             sent,
             ttl: self.context.options.ttl,
         };
+        self.context.lanes.hold(&stored.key, grant.deadline());
         Ok(Some(LockGuard::new(Arc::clone(&self.context), stored.key, grant)))
     }
 

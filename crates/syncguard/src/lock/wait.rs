@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use tokio::sync::MutexGuard;
 use tokio_util::sync::CancellationToken;
 
 use super::attempt::{Attempts, Found};
@@ -45,7 +46,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
 
     /// One attempt, without queueing.
     pub(super) async fn once(&mut self) -> Result<Option<LockGuard<B>>> {
-        let mut attempts = Attempts::new(self.context, self.key, &self.attempts);
+        let mut attempts = Attempts::new(self.context, self.key, &self.attempts, None);
         let result = self.bounded(pin!(attempts.ask())).await;
         drop(attempts);
         self.outcome = outcome_of(&result);
@@ -129,42 +130,69 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             // Its turn came with its timeout; it leaves without asking.
             return Err(self.timed_out());
         }
+        let mut attempts = Attempts::new(self.context, self.key, &self.attempts, Some(&visit));
+        // What this process holds itself need not be asked for until it is given back; but with one
+        // attempt and no retries there is no time to wait for that.
+        let retries = self.context.options.retry.max_retries;
+        let mut asked = None;
+        if lane.held_until().is_none() || retries == Some(0) {
+            match self.ask(&mut attempts, &mut turn).await? {
+                Found::Ours(guard) => return Ok(Found::Ours(guard)),
+                Found::Taken { free_in } => asked = Some(free_in),
+            }
+        }
+        // Boxed, because only the first waiter of a key needs it.
+        Box::pin(self.contend(lane, turn, attempts, asked)).await
+    }
+
+    /// Waits and asks until the lock is ours. `asked` says what was found if the store was asked.
+    async fn contend(
+        &self,
+        lane: &Lane,
+        mut turn: MutexGuard<'_, Turn>,
+        mut attempts: Attempts<'_, B>,
+        mut asked: Option<Option<Duration>>,
+    ) -> Result<Found<B>> {
         let options = &self.context.options;
         let mut schedule = Schedule::new(options.retry, options.timeout);
-        let mut attempts = Attempts::new(self.context, self.key, &self.attempts);
-        // With one attempt and no retries there is no time to wait for the holder next door.
-        let mut may_wait_here = options.retry.max_retries != Some(0);
         loop {
-            let mut free_in = None;
-            // What this process holds itself need not be asked for until it is given back.
-            let held_until = lane.held_until().filter(|_| may_wait_here);
-            if held_until.is_none() {
-                match attempts.ask().await {
-                    Ok(Found::Ours(guard)) => {
-                        turn.courtesy.granted(guard.try_fence());
-                        if let Some(wake_ups) = &mut turn.wake_ups {
-                            wake_ups.mark_seen();
-                        }
-                        return Ok(Found::Ours(guard));
-                    }
-                    Ok(Found::Taken { free_in: taken_for }) => {
-                        turn.courtesy.met_others();
-                        free_in = taken_for;
-                    }
-                    Err(error) if options.ride_out_errors && error.is_retryable() => {}
-                    Err(error) => return Err(error),
+            match (asked, lane.held_until()) {
+                (None, Some(held_until)) => {
+                    self.pause_until_given_back(lane, &mut turn, held_until).await;
+                }
+                (free_in, _) => {
+                    self.pause(lane, &mut turn, &mut schedule, free_in.flatten()).await?;
                 }
             }
-            may_wait_here = true;
-            // Boxed, because only the first waiter of a key needs it.
-            Box::pin(async {
-                if let Some(held_until) = held_until {
-                    self.pause_until_given_back(lane, &mut turn, held_until).await;
-                    return Ok(());
+            if lane.held_until().is_some() {
+                asked = None;
+                continue;
+            }
+            match self.ask(&mut attempts, &mut turn).await? {
+                Found::Ours(guard) => return Ok(Found::Ours(guard)),
+                Found::Taken { free_in } => asked = Some(free_in),
+            }
+        }
+    }
+
+    /// Asks the store once, and takes an error that is to be ridden out for a lock that is held.
+    async fn ask(&self, attempts: &mut Attempts<'_, B>, turn: &mut Turn) -> Result<Found<B>> {
+        match attempts.ask().await {
+            Ok(Found::Ours(guard)) => {
+                turn.courtesy.granted(guard.try_fence());
+                if let Some(wake_ups) = &mut turn.wake_ups {
+                    wake_ups.mark_seen();
                 }
-                self.pause(lane, &mut turn, &mut schedule, free_in).await
-            })
-            .await?;
+                Ok(Found::Ours(guard))
+            }
+            Ok(taken) => {
+                turn.courtesy.met_others();
+                Ok(taken)
+            }
+            Err(error) if self.context.options.ride_out_errors && error.is_retryable() => {
+                Ok(Found::Taken { free_in: None })
+            }
+            Err(error) => Err(error),
         }
     }
 

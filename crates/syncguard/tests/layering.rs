@@ -1,0 +1,63 @@
+//! The import rule between the rings: a ring imports only those below it.
+
+use std::fs;
+use std::path::Path;
+
+/// Each ring and what it may import from this crate.
+const RINGS: [(&str, &[&str]); 7] = [
+    ("common", &["common"]),
+    ("contract", &["common", "contract"]),
+    ("backends", &["common", "contract", "backends"]),
+    ("layers", &["common", "contract", "layers"]),
+    ("diagnostics.rs", &["common", "contract"]),
+    ("lock", &["common", "contract", "lock"]),
+    ("blocking.rs", &["common", "contract", "lock"]),
+];
+
+fn sources(path: &Path, found: &mut Vec<(String, String)>) {
+    if path.is_dir() {
+        for entry in fs::read_dir(path).expect("readable") {
+            sources(&entry.expect("readable").path(), found);
+        }
+    } else if path.extension().is_some_and(|extension| extension == "rs") {
+        let text = fs::read_to_string(path).expect("readable");
+        found.push((path.display().to_string(), text));
+    }
+}
+
+#[test]
+fn every_ring_imports_only_the_rings_below() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut checked = 0;
+    for (ring, allowed) in RINGS {
+        let mut files = Vec::new();
+        sources(&root.join(ring), &mut files);
+        assert!(!files.is_empty(), "{ring} is gone");
+        for (path, text) in files {
+            for line in text.lines() {
+                let line = line.trim_start();
+                // Documentation links and the tests of a file may name anything.
+                if line.starts_with("#[cfg(test)]") {
+                    break;
+                }
+                let Some(rest) = line.strip_prefix("use crate::") else { continue };
+                let module = rest.split("::").next().expect("a module");
+                assert!(allowed.contains(&module), "{path}: {line}");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 50);
+}
+
+/// The tolerance reaches backends from the one constant; no file of theirs has a number of its own.
+#[test]
+fn no_backend_has_a_tolerance_of_its_own() {
+    let mut files = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backends"), &mut files);
+    for (path, text) in files {
+        for line in text.lines().filter(|line| line.to_lowercase().contains("tolerance")) {
+            assert!(!line.contains("1000") && !line.contains("1_000"), "{path}: {line}");
+        }
+    }
+}

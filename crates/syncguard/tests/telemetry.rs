@@ -1,0 +1,344 @@
+//! Events: the vectors of the TypeScript implementation, every path, and sinks that misbehave.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use syncguard::{
+    Absence, Acquire, AcquireRequest, Capabilities, EngineEvent, Error, ErrorCode, Event,
+    EventSink, Extend, ExtendRequest, Extension, Fence, Fenced, Key, Layer, Lease, LockBackend,
+    LockEvent, LockId, LockOptions, Locker, LostReason, MemoryBackend, QueuedSink, Release,
+    ReleaseRequest, Result, StoredLock, TelemetryLayer, TimeAuthority, Timestamp, Ttl, WaitOutcome,
+};
+
+/// Collects everything.
+#[derive(Debug, Default)]
+struct Collector {
+    operations: Mutex<Vec<LockEvent>>,
+    engine: Mutex<Vec<EngineEvent>>,
+}
+
+impl EventSink for Collector {
+    fn operation(&self, event: &LockEvent) {
+        self.operations.lock().expect("no panic").push(event.clone());
+    }
+
+    fn engine(&self, event: &EngineEvent) {
+        self.engine.lock().expect("no panic").push(*event);
+    }
+}
+
+/// An event in the shape of the vectors.
+fn as_json(event: &LockEvent) -> Value {
+    let mut fields = json!({
+        "type": event.operation.as_str(),
+        "result": if event.ok { "ok" } else { "fail" },
+    });
+    let optional = [
+        ("keyHash", event.key_hash.map(|hash| hash.to_string())),
+        ("lockIdHash", event.lock_id_hash.map(|hash| hash.to_string())),
+        ("reason", event.reason.map(|reason| reason.as_str().to_owned())),
+        ("key", event.key.as_ref().map(|key| key.as_str().to_owned())),
+        ("lockId", event.lock_id.map(|id| id.expose().to_owned())),
+    ];
+    for (name, value) in optional {
+        if let Some(value) = value {
+            fields[name] = value.into();
+        }
+    }
+    fields
+}
+
+/// Answers as told.
+#[derive(Clone, Copy, Debug)]
+enum Canned {
+    Success,
+    Failure,
+    FailureWithoutReason,
+    Error,
+}
+
+impl Canned {
+    fn answer<T>(self, yes: T, no: T, unknown: T) -> Result<T> {
+        match self {
+            Self::Success => Ok(yes),
+            Self::Failure => Ok(no),
+            Self::FailureWithoutReason => Ok(unknown),
+            Self::Error => Err(Error::new(ErrorCode::ServiceUnavailable, "made to fail")),
+        }
+    }
+}
+
+const NOW: Timestamp = Timestamp::from_millis(1_763_232_000_000);
+
+impl LockBackend for Canned {
+    type Fencing = Fenced;
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new::<Fenced>("canned", TimeAuthority::Server)
+    }
+
+    async fn acquire(&self, _request: &AcquireRequest) -> Result<Acquire> {
+        let granted = || Acquire::Acquired(Lease::new(Fence::FIRST, NOW));
+        self.answer(granted(), Acquire::Contended { free_in: None }, granted())
+    }
+
+    async fn release(&self, _request: &ReleaseRequest) -> Result<Release> {
+        self.answer(
+            Release::Released,
+            Release::NotHeld(Absence::Expired),
+            Release::NotHeld(Absence::Unknown),
+        )
+    }
+
+    async fn extend(&self, _request: &ExtendRequest) -> Result<Extend> {
+        self.answer(
+            Extend::Extended(Extension::new(NOW)),
+            Extend::NotHeld(Absence::NotFound),
+            Extend::NotHeld(Absence::Unknown),
+        )
+    }
+
+    async fn is_locked(&self, _key: &Key) -> Result<bool> {
+        self.answer(true, false, true)
+    }
+
+    async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
+        let id = LockId::parse("AAAAAAAAAAAAAAAAAAAAAA").expect("valid");
+        let found = StoredLock::new(key.clone(), id, Fence::FIRST, NOW, NOW);
+        self.answer(Some(found.clone()), None, Some(found))
+    }
+
+    async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
+        let key = Key::new("foo").expect("valid");
+        let found = StoredLock::new(key, *lock_id, Fence::FIRST, NOW, NOW);
+        self.answer(Some(found.clone()), None, Some(found))
+    }
+}
+
+/// One event of every operation.
+async fn events(outcome: Canned, include_raw: bool) -> Vec<Value> {
+    let choose = move |_event: &LockEvent| include_raw;
+    events_about("foo", outcome, choose).await
+}
+
+async fn events_about(
+    key: &str,
+    outcome: Canned,
+    include_raw_if: impl Fn(&LockEvent) -> bool + Send + Sync + 'static,
+) -> Vec<Value> {
+    let sink = Arc::new(Collector::default());
+    let layer = TelemetryLayer::new(Arc::<Collector>::clone(&sink)).include_raw_if(include_raw_if);
+    let backend = layer.layer(outcome);
+    let key = Key::new(key).expect("valid");
+    let lock_id = LockId::parse("AAAAAAAAAAAAAAAAAAAAAA").expect("valid");
+    let request = AcquireRequest::new(key.clone(), Ttl::DEFAULT).expect("randomness");
+    drop(backend.acquire(&request).await);
+    drop(backend.release(&ReleaseRequest::new(lock_id)).await);
+    drop(backend.extend(&ExtendRequest::new(lock_id, Ttl::DEFAULT)).await);
+    drop(backend.is_locked(&key).await);
+    drop(backend.lookup_key(&key).await);
+    drop(backend.lookup_id(&lock_id).await);
+    let events = sink.operations.lock().expect("no panic").iter().map(as_json).collect();
+    let mut events: Vec<Value> = events;
+    assert_eq!(events.len(), 6);
+    // Settled point 12: ours adds the lock id's hash to a successful acquire. The id is random.
+    if events[0]["result"] == "ok" {
+        assert_eq!(events[0]["lockIdHash"], request.lock_id().hash().as_str());
+        let acquire = events[0].as_object_mut().expect("an object");
+        acquire.remove("lockIdHash");
+        if acquire.contains_key("lockId") {
+            assert_eq!(acquire["lockId"], request.lock_id().expose());
+            acquire.insert("lockId".into(), "AAAAAAAAAAAAAAAAAAAAAA".into());
+        }
+    }
+    events
+}
+
+#[tokio::test]
+async fn events_are_those_of_the_vectors() {
+    let vectors: Value = serde_json::from_str(include_str!("vectors/telemetry_events.json"))
+        .expect("the vectors are JSON");
+    let mut compared = 0;
+    for case in vectors["cases"].as_array().expect("a list") {
+        let mut expected = case["event"].clone();
+        let include_raw = case["includeRaw"] == true;
+        let ours = match case["backendOutcome"].as_str().expect("a text") {
+            "success" => events(Canned::Success, include_raw).await,
+            "failure" => events(Canned::Failure, include_raw).await,
+            "failure without reason" => events(Canned::FailureWithoutReason, include_raw).await,
+            // Settled point 12: ours tells errors too; see the next test.
+            "backend throws" => {
+                assert_eq!(case["eventsEmitted"], 0);
+                continue;
+            }
+            "success, predicate true only for acquire, NFD key" => {
+                // Settled point 13: ours knows the key in its normal form only.
+                if !expected["key"].is_null() {
+                    expected["key"] = "caf\u{e9}".into();
+                }
+                let choose = |event: &LockEvent| event.operation.as_str() == "acquire";
+                events_about("cafe\u{301}", Canned::Success, choose).await
+            }
+            unknown => panic!("a case that nobody plays: {unknown}"),
+        };
+        assert!(ours.contains(&expected), "{expected}\nis not in\n{ours:#?}");
+        compared += 1;
+    }
+    assert!(compared > 40);
+}
+
+#[tokio::test]
+async fn errors_are_told_with_their_code() {
+    for event in events(Canned::Error, false).await {
+        assert_eq!(event["result"], "fail");
+        assert_eq!(event["reason"], "ServiceUnavailable");
+    }
+}
+
+#[tokio::test]
+async fn a_predicate_chooses_what_is_raw_and_may_panic() {
+    let sink = Arc::new(Collector::default());
+    let layer = TelemetryLayer::new(Arc::<Collector>::clone(&sink)).include_raw_if(|event| {
+        assert!(event.key.is_none(), "it sees the event before");
+        assert!(event.ok, "it panics for failures");
+        true
+    });
+    let backend = layer.layer(MemoryBackend::new());
+    let key = Key::new("foo").expect("valid");
+    let request = AcquireRequest::new(key.clone(), Ttl::DEFAULT).expect("randomness");
+    std::panic::set_hook(Box::new(|_| {}));
+    drop(backend.is_locked(&key).await.expect("works"));
+    drop(std::panic::take_hook());
+    drop(backend.acquire(&request).await.expect("works"));
+    let events = sink.operations.lock().expect("no panic");
+    assert!(events[0].key.is_none() && events[0].key_hash.is_some());
+    assert_eq!(events[1].key.as_ref(), Some(&key));
+    let shown = format!("{:?}", events[1]);
+    assert!(!shown.contains("foo") && !shown.contains(request.lock_id().expose()), "{shown}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_through_guards_are_told_and_the_engine_tells_the_rest() {
+    let sink = Arc::new(Collector::default());
+    let backend = TelemetryLayer::new(Arc::<Collector>::clone(&sink)).layer(MemoryBackend::new());
+    let builder = Locker::builder(backend).observer(Arc::<Collector>::clone(&sink));
+    let options = LockOptions::default().timeout(Duration::from_millis(50));
+    let locker = builder.clock(syncguard::LocalClock::Tokio).options(options).build();
+    let locker = locker.expect("in a runtime");
+    let mut guard = locker.lock("k").await.expect("free");
+    drop(locker.lock("k").await.expect_err("held"));
+    assert!(locker.try_lock("k").await.expect("works").is_none());
+    drop(guard.extend(Ttl::DEFAULT).await.expect("works"));
+    guard.release().await.expect("works");
+    drop(locker.lock("k").await.expect("free"));
+    locker.shutdown().await.expect("released");
+    let told: Vec<_> = sink
+        .operations
+        .lock()
+        .expect("no panic")
+        .iter()
+        .map(|event| (event.operation.as_str(), event.ok))
+        .collect();
+    let expected = [
+        ("acquire", true),
+        ("acquire", false),
+        ("extend", true),
+        ("release", true),
+        ("acquire", true),
+        ("release", true),
+    ];
+    assert_eq!(told, expected);
+    let engine = sink.engine.lock().expect("no panic");
+    let outcomes: Vec<_> = engine
+        .iter()
+        .map(|event| match event {
+            EngineEvent::Waited { outcome, .. } => outcome.as_str(),
+            EngineEvent::Held { .. } => "held",
+            EngineEvent::Lost { .. } => "lost",
+            _ => "unknown",
+        })
+        .collect();
+    assert_eq!(outcomes, ["acquired", "timed-out", "contended", "held", "acquired", "held"]);
+    assert!(matches!(
+        engine[1],
+        EngineEvent::Waited { outcome: WaitOutcome::TimedOut, waited, attempts: 0, .. }
+            if waited == Duration::from_millis(50)
+    ));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_once() {
+    let sink = Arc::new(Collector::default());
+    let builder = Locker::builder(MemoryBackend::new()).observer(Arc::<Collector>::clone(&sink));
+    let ttl = Ttl::new(Duration::from_millis(100)).expect("valid");
+    let locker = builder
+        .clock(syncguard::LocalClock::Tokio)
+        .options(LockOptions::default().ttl(ttl))
+        .build()
+        .expect("in a runtime");
+    let guard = locker.lock("k").await.expect("free");
+    guard.lost().await;
+    guard.lost().await;
+    let key_hash = guard.key().hash();
+    let lost = EngineEvent::Lost { key_hash, reason: LostReason::Expired };
+    let count = sink.engine.lock().expect("no panic").iter().filter(|e| **e == lost).count();
+    assert_eq!(count, 1);
+}
+
+#[derive(Debug)]
+struct Panicking;
+
+impl EventSink for Panicking {
+    fn operation(&self, _event: &LockEvent) {
+        panic!("in the sink");
+    }
+
+    fn engine(&self, _event: &EngineEvent) {
+        panic!("in the observer");
+    }
+}
+
+#[tokio::test]
+async fn a_panicking_sink_breaks_nothing() {
+    std::panic::set_hook(Box::new(|_| {}));
+    let backend = TelemetryLayer::new(Arc::new(Panicking)).layer(MemoryBackend::new());
+    let locker = Locker::builder(backend).observer(Arc::new(Panicking)).build();
+    let locker = locker.expect("in a runtime");
+    let mut guard = locker.lock("k").await.expect("free");
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    drop(locker.lock("k").await.expect("free"));
+    locker.shutdown().await.expect("released");
+    drop(std::panic::take_hook());
+}
+
+#[tokio::test]
+async fn a_slow_callback_slows_no_lock_and_lost_events_are_counted() {
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    let seen = Arc::new(Mutex::new(0));
+    let counter = Arc::clone(&seen);
+    let sink = QueuedSink::new(move |event| {
+        assert!(matches!(event, Event::Operation(_)));
+        // Blocks at the first event until the test says so.
+        drop(blocked.recv());
+        *counter.lock().expect("no panic") += 1;
+    })
+    .expect("a thread");
+    let backend = TelemetryLayer::new(Arc::new(sink.clone())).layer(MemoryBackend::new());
+    let key = Key::new("foo").expect("valid");
+    for _ in 0..QueuedSink::CAPACITY + 101 {
+        drop(backend.is_locked(&key).await);
+    }
+    assert!(sink.dropped() >= 100, "{}", sink.dropped());
+    let dropped = sink.dropped();
+    drop(unblock);
+    drop((backend, sink));
+    let all = u64::try_from(QueuedSink::CAPACITY + 101).expect("small") - dropped;
+    for _ in 0..500 {
+        if *seen.lock().expect("no panic") == all {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{} of {all} events arrived", *seen.lock().expect("no panic"));
+}

@@ -1,1 +1,48 @@
-fn main() {}
+//! The project's own commands, the same on a laptop and in CI.
+
+mod bench;
+mod mutants;
+mod shell;
+mod test;
+mod tools;
+
+use std::process::ExitCode;
+
+use shell::Outcome;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  test [BACKEND…]    check and test everything, or the tests of the named backends alone
+  bench [BACKEND…]   run the benchmarks; figures go to target/bench/results.json
+  soak               run what takes longer than CI may
+  mutants            plant bugs in the engine, one after the other; the tests must catch each
+
+backends: memory
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (command, rest) = match arguments.split_first() {
+        Some((command, rest)) => (command.as_str(), rest),
+        None => ("help", [].as_slice()),
+    };
+    let outcome: Outcome = match command {
+        "test" => test::run(rest),
+        "bench" => bench::run(rest),
+        "soak" => test::soak(),
+        "mutants" => mutants::run(),
+        "help" | "--help" | "-h" => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        unknown => Err(format!("there is no command {unknown}\n\n{USAGE}")),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! `cargo xtask bench memory`
 
-#![allow(missing_docs, clippy::unwrap_used, reason = "a program, not a library")]
+#![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "a program, not a library")]
 
 mod support;
 

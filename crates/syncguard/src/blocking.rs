@@ -199,6 +199,7 @@ impl<B: LockBackend> LockGuard<B> {
     }
 
     /// Keeps the lock beyond this guard. See [`crate::LockGuard::leak`].
+    #[must_use]
     pub fn leak(mut self) -> LockId {
         let guard = self.guard.take().expect("BUG: a guard is there until it is dropped");
         guard.leak()

@@ -44,3 +44,28 @@ pub use lock::locker::{Locker, LockerBuilder};
 pub use lock::options::{LockOptions, OnReleaseError, ReleaseContext, ReleaseSource};
 pub use lock::retry::{Backoff, Jitter, RetryPolicy};
 pub use tokio_util::sync::CancellationToken;
+
+/// The examples of the guide are tests too.
+#[cfg(doctest)]
+mod guide {
+    #[doc = include_str!("../../../docs/guide/cancellation.md")]
+    struct Cancellation;
+    #[doc = include_str!("../../../docs/guide/choosing-a-backend.md")]
+    struct ChoosingABackend;
+    #[doc = include_str!("../../../docs/guide/diagnostics.md")]
+    struct Diagnostics;
+    #[doc = include_str!("../../../docs/guide/fencing.md")]
+    struct Fencing;
+    #[doc = include_str!("../../../docs/guide/getting-started.md")]
+    struct GettingStarted;
+    #[doc = include_str!("../../../docs/guide/renewal-and-loss.md")]
+    struct RenewalAndLoss;
+    #[doc = include_str!("../../../docs/guide/telemetry.md")]
+    struct Telemetry;
+    #[doc = include_str!("../../../docs/guide/testing.md")]
+    struct Testing;
+    #[doc = include_str!("../../../docs/guide/waiting.md")]
+    struct Waiting;
+    #[doc = include_str!("../../../docs/guide/writing-a-backend.md")]
+    struct WritingABackend;
+}

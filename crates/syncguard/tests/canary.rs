@@ -94,7 +94,9 @@ async fn neither_key_nor_lock_id_is_shown_anywhere() {
         LockId::parse(CANARY).expect_err("no lock id"),
         CANARY.parse::<syncguard::Fence>().expect_err("no fence"),
     ];
-    errors.iter().for_each(|error| seen.push_str(&shown(error)));
+    for error in &errors {
+        seen.push_str(&shown(error));
+    }
 
     // Every way an operation can fail, and everything that is logged about it.
     let codes = [

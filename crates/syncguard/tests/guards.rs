@@ -109,7 +109,7 @@ fn a_panic_under_the_lock_releases_it_and_goes_on() {
         });
         let panicking = AssertUnwindSafe(|| {
             let work = locker.with_lock("k", |_held| async { panic!("in the critical section") });
-            runtime.block_on(async { work.await.map(|()| ()) })
+            runtime.block_on(work)
         });
         let payload = std::panic::catch_unwind(panicking).expect_err("the panic is passed on");
         assert_eq!(payload.downcast_ref(), Some(&"in the critical section"));

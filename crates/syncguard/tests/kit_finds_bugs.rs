@@ -205,7 +205,7 @@ impl LockBackend for Sloppy {
             }
         }
         let counter = store.counters.get(&counter_key).copied().unwrap_or_default();
-        let step = if self.has(Bug::FenceStandsStill) && counter > 0 { 0 } else { 1 };
+        let step = u64::from(!(self.has(Bug::FenceStandsStill) && counter > 0));
         let expires_ms = now + request.ttl().as_millis();
         if self.has(Bug::FenceCheckedAfterWriting) {
             store.counters.insert(counter_key.clone(), counter + step);

@@ -208,7 +208,7 @@ async fn a_predicate_chooses_what_is_raw_and_may_panic() {
     let key = Key::new("foo").expect("valid");
     let request = AcquireRequest::new(key.clone(), Ttl::DEFAULT).expect("randomness");
     std::panic::set_hook(Box::new(|_| {}));
-    drop(backend.is_locked(&key).await.expect("works"));
+    assert!(!backend.is_locked(&key).await.expect("works"));
     drop(std::panic::take_hook());
     drop(backend.acquire(&request).await.expect("works"));
     let events = sink.operations.lock().expect("no panic");
@@ -320,7 +320,7 @@ async fn a_slow_callback_slows_no_lock_and_lost_events_are_counted() {
     let sink = QueuedSink::new(move |event| {
         assert!(matches!(event, Event::Operation(_)));
         // Blocks at the first event until the test says so.
-        drop(blocked.recv());
+        assert!(blocked.recv().is_err());
         *counter.lock().expect("no panic") += 1;
     })
     .expect("a thread");

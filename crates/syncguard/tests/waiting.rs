@@ -166,7 +166,7 @@ async fn errors_are_ridden_out_when_asked_for_and_the_same_request_is_sent_again
     // The lock counts from when the request was sent first.
     let waited = started.elapsed();
     assert!(waited > Duration::ZERO);
-    assert_eq!(guard.remaining(), ms(30_000) - waited);
+    assert_eq!(guard.remaining(), ms(30_000).saturating_sub(waited));
     assert_eq!(guard.release().await.expect("works"), Release::Released);
 }
 
@@ -258,7 +258,9 @@ async fn a_thousand_waiters_ask_as_often_as_one() {
         let error = waiter.await.expect("no panic").expect_err("held");
         assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
     }
-    assert_eq!(backend.count(Call::Acquire), 1, "what is held here need not be asked for");
+    // The first of them, once a second; what is held here need not be asked for more often.
+    let asked = backend.count(Call::Acquire) - 1;
+    assert!((8..=10).contains(&asked), "{asked} attempts in ten seconds");
 
     // Held elsewhere, only the first of them asks.
     let elsewhere = support::locker(&backend, LockOptions::default().ttl(ttl_ms(3_600_000)));
@@ -312,7 +314,7 @@ async fn a_crashed_holder_is_taken_over_the_moment_its_lock_is_dead() {
     let backend = Faulty::polling();
     let crashed = locker(&backend, LockOptions::default().ttl(ttl_ms(2_345)));
     let started = Instant::now();
-    crashed.lock("k").await.expect("free").leak();
+    let _lock_id = crashed.lock("k").await.expect("free").leak();
     let waiter = locker(
         &backend,
         LockOptions::default().retry(RetryPolicy {
@@ -386,8 +388,9 @@ async fn a_waiter_in_the_queue_times_out_without_io() {
     let locker = locker(&backend, LockOptions::default().timeout(ms(700)));
     let _guard = locker.lock("k").await.expect("free");
     let first = tokio::spawn({
-        let patient = locker.with_options(LockOptions::default().timeout(ms(5000)));
-        let patient = patient.expect("valid");
+        let retry = RetryPolicy { delay: ms(10_000), ..plain_retry() };
+        let options = LockOptions::default().timeout(ms(5000)).retry(retry);
+        let patient = locker.with_options(options).expect("valid");
         async move { patient.lock("k").await.map(drop) }
     });
     tokio::task::yield_now().await;

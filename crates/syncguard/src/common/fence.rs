@@ -28,7 +28,7 @@ pub struct Fence(u64);
 
 impl Fence {
     /// How many decimal digits a fence has.
-    pub const DIGITS: usize = 15;
+    pub const DIGITS: u32 = 15;
     /// The largest fence that is ever granted. Above it an acquire fails with
     /// [`ErrorCode::Internal`] and the store ends as it was.
     pub const MAX: Self = Self(900_000_000_000_000);
@@ -37,7 +37,7 @@ impl Fence {
     /// The first fence of a key.
     pub const FIRST: Self = Self(1);
 
-    const CAPACITY: u64 = 10_u64.pow(Self::DIGITS as u32);
+    const CAPACITY: u64 = 10_u64.pow(Self::DIGITS);
 
     /// Makes a fence from a number of at most [`Fence::DIGITS`] digits.
     pub fn new(number: u64) -> Result<Self> {
@@ -96,7 +96,7 @@ const _: () = assert!(Fence::MAX.0 < Fence::CAPACITY, "the largest fence must ha
 
 impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:0width$}", self.0, width = Self::DIGITS)
+        write!(f, "{:0width$}", self.0, width = Self::DIGITS as usize)
     }
 }
 
@@ -105,7 +105,7 @@ impl FromStr for Fence {
 
     /// Reads exactly [`Fence::DIGITS`] digits.
     fn from_str(text: &str) -> Result<Self> {
-        if text.len() == Self::DIGITS && text.bytes().all(|b| b.is_ascii_digit()) {
+        if text.len() == Self::DIGITS as usize && text.bytes().all(|b| b.is_ascii_digit()) {
             Ok(Self(text.parse().expect("BUG: 15 digits fit")))
         } else {
             Err(Error::invalid(format!("fence must be exactly {} digits", Self::DIGITS)))

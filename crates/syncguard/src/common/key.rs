@@ -15,7 +15,7 @@ pub const MAX_KEY_LENGTH_BYTES: usize = 512;
 /// Names the thing to be locked.
 ///
 /// * 1 to [`MAX_KEY_LENGTH_BYTES`] bytes of UTF-8, measured after Unicode NFC.
-/// * No NUL character; PostgreSQL cannot store it, so no backend takes it.
+/// * No NUL character; `PostgreSQL` cannot store it, so no backend takes it.
 /// * Compared byte by byte after normalization: `Job` and `job` are two locks, `café` typed in
 ///   either Unicode form is one.
 /// * `Debug` shows the [`hash`](Self::hash), and there is no `Display`: keys often hold names or

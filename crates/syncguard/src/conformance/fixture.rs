@@ -56,8 +56,8 @@ pub trait Fixture: Send + Sync + 'static {
 
     /// Replaces the record of a key by one that makes no sense. `false` where the store's types do
     /// not allow such a record.
+    #[expect(unused_variables, reason = "the name is documentation")]
     fn corrupt(&self, key: &Key) -> impl Future<Output = bool> + Send {
-        let _key = key;
         ready(false)
     }
 

@@ -32,7 +32,7 @@ pub use yielding::Yielding;
 /// Runs one case in a runtime of its own; a case that hangs fails.
 #[doc(hidden)]
 pub fn run(case: impl Future<Output = ()>) {
-    const LONGEST: Duration = Duration::from_secs(120);
+    const LONGEST: Duration = Duration::from_mins(2);
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let finished = runtime
         .expect("a runtime can be started")

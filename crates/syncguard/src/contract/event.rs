@@ -215,12 +215,10 @@ pub enum EngineEvent {
 /// slow listener belongs behind a [`QueuedSink`](crate::QueuedSink).
 pub trait EventSink: fmt::Debug + Send + Sync + 'static {
     /// An operation at a backend, from a [`TelemetryLayer`](crate::TelemetryLayer).
-    fn operation(&self, event: &LockEvent) {
-        let _event = event;
-    }
+    #[expect(unused_variables, reason = "the name is documentation")]
+    fn operation(&self, event: &LockEvent) {}
 
     /// Something above single operations, from a [`Locker`](crate::Locker).
-    fn engine(&self, event: &EngineEvent) {
-        let _event = event;
-    }
+    #[expect(unused_variables, reason = "the name is documentation")]
+    fn engine(&self, event: &EngineEvent) {}
 }

@@ -129,8 +129,8 @@ pub trait LockBackend: fmt::Debug + Send + Sync + 'static {
     /// # Cancel safety
     ///
     /// A dropped call leaves no subscription behind.
+    #[expect(unused_variables, reason = "the name is documentation")]
     fn wake_ups(&self, key: &Key) -> impl Future<Output = Option<WakeUps>> + Send {
-        let _key = key;
         ready(None)
     }
 }

@@ -36,7 +36,7 @@ use crate::contract::request::ReleaseRequest;
 ///   ends**. What went wrong reaches
 ///   [`on_release_error`](crate::LockOptions::on_release_error).
 /// * The lock is a lease. It is ours for certain only until *before the request was sent* + TTL
-///   ([`remaining`](Self::remaining)); send the [`fence`](Self::fence) with every write.
+///   ([`remaining`](Held::remaining)); send the [`fence`](Held::fence) with every write.
 ///
 /// ```
 /// use syncguard::{Locker, MemoryBackend, Release};
@@ -144,6 +144,7 @@ impl<B: LockBackend> LockGuard<B> {
     /// [`adopt`](crate::Locker::adopt) it, or `release` and `extend` it by that id.
     ///
     /// Renewal ends.
+    #[must_use]
     pub fn leak(mut self) -> LockId {
         self.hold().let_go();
         self.hold().give_back();

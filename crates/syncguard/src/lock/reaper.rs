@@ -83,7 +83,7 @@ async fn release_until_answered<B: LockBackend>(
     let limit = hold.release_limit();
     let request = ReleaseRequest::new(hold.lock_id).with_hint(hold.hint());
     let ask = || hold.context.backend.release(&request);
-    let done = |answer: &Result<Release>| matches!(answer, Ok(_));
+    let done = |answer: &Result<Release>| answer.is_ok();
     repeat(&hold.context, limit, begun, ask, done).await.map(|_| ())
 }
 
@@ -159,11 +159,11 @@ async fn repeat<'a, B, Ask, Answering>(
     limit: LocalInstant,
     begun: Option<BoxFuture<Result<Release>>>,
     ask: Ask,
-    done: impl Fn(&Result<Release>) -> bool,
+    done: impl Fn(&Result<Release>) -> bool + Send + Sync,
 ) -> Result<Release>
 where
     B: LockBackend,
-    Ask: Fn() -> Answering + 'a,
+    Ask: Fn() -> Answering + Send + Sync + 'a,
     Answering: Future<Output = Result<Release>> + Send + 'a,
 {
     const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
@@ -217,15 +217,16 @@ impl<B: LockBackend> Report<B> {
     fn tell(&self, error: Error) {
         let ReleaseContext { key, lock_id, source } = &self.which;
         let error = error.with_key(key).with_lock_id(*lock_id);
-        match &self.context.options.on_release_error {
+        if let Some(hear) = &self.context.options.on_release_error {
             // A panic in the user's callback is the user's; it must not end the job half-way.
-            Some(hear) => drop(catch_unwind(AssertUnwindSafe(|| hear(&error, &self.which)))),
-            None => tracing::error!(
+            drop(catch_unwind(AssertUnwindSafe(|| hear(&error, &self.which))));
+        } else {
+            tracing::error!(
                 key_hash = %key.hash(),
                 ?source,
                 code = error.code().as_str(),
                 "a lock was not released in the background and stays until its TTL: {error}"
-            ),
+            );
         }
     }
 }

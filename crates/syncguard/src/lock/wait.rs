@@ -32,6 +32,14 @@ pub(super) struct Wait<'a, B: LockBackend> {
     outcome: WaitOutcome,
 }
 
+/// Who has the lock that is waited for.
+enum Holder {
+    /// This process.
+    Here,
+    /// Somebody whom only the store knows, or nobody can tell.
+    Elsewhere { free_in: Option<Duration> },
+}
+
 impl<'a, B: LockBackend> Wait<'a, B> {
     pub(super) fn new(context: &'a Arc<Context<B>>, key: &'a Key) -> Self {
         Self {
@@ -134,49 +142,49 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         // What this process holds itself need not be asked for until it is given back; but with one
         // attempt and no retries there is no time to wait for that.
         let retries = self.context.options.retry.max_retries;
-        let mut asked = None;
+        let mut holder = Holder::Here;
         if lane.held_until().is_none() || retries == Some(0) {
-            match self.ask(&mut attempts, &mut turn).await? {
+            match self.ask(lane, &mut turn, &mut attempts).await? {
                 Found::Ours(guard) => return Ok(Found::Ours(guard)),
-                Found::Taken { free_in } => asked = Some(free_in),
+                Found::Taken { free_in } => holder = Holder::Elsewhere { free_in },
             }
         }
         // Boxed, because only the first waiter of a key needs it.
-        Box::pin(self.contend(lane, turn, attempts, asked)).await
+        Box::pin(self.contend(lane, turn, attempts, holder)).await
     }
 
-    /// Waits and asks until the lock is ours. `asked` says what was found if the store was asked.
+    /// Waits and asks until the lock is ours.
     async fn contend(
         &self,
         lane: &Lane,
         mut turn: MutexGuard<'_, Turn>,
         mut attempts: Attempts<'_, B>,
-        mut asked: Option<Option<Duration>>,
+        mut holder: Holder,
     ) -> Result<Found<B>> {
         let options = &self.context.options;
         let mut schedule = Schedule::new(options.retry, options.timeout);
         loop {
-            match (asked, lane.held_until()) {
-                (None, Some(held_until)) => {
-                    self.pause_until_given_back(lane, &mut turn, held_until).await;
-                }
-                (free_in, _) => {
-                    self.pause(lane, &mut turn, &mut schedule, free_in.flatten()).await?;
+            match holder {
+                Holder::Here => self.pause_until_given_back(lane, &mut turn).await,
+                Holder::Elsewhere { free_in } => {
+                    self.pause(lane, &mut turn, &mut schedule, free_in).await?;
                 }
             }
-            if lane.held_until().is_some() {
-                asked = None;
-                continue;
-            }
-            match self.ask(&mut attempts, &mut turn).await? {
+            match self.ask(lane, &mut turn, &mut attempts).await? {
                 Found::Ours(guard) => return Ok(Found::Ours(guard)),
-                Found::Taken { free_in } => asked = Some(free_in),
+                Found::Taken { .. } if lane.held_until().is_some() => holder = Holder::Here,
+                Found::Taken { free_in } => holder = Holder::Elsewhere { free_in },
             }
         }
     }
 
     /// Asks the store once, and takes an error that is to be ridden out for a lock that is held.
-    async fn ask(&self, attempts: &mut Attempts<'_, B>, turn: &mut Turn) -> Result<Found<B>> {
+    async fn ask(
+        &self,
+        lane: &Lane,
+        turn: &mut Turn,
+        attempts: &mut Attempts<'_, B>,
+    ) -> Result<Found<B>> {
         match attempts.ask().await {
             Ok(Found::Ours(guard)) => {
                 turn.courtesy.granted(guard.try_fence());
@@ -186,7 +194,9 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 Ok(Found::Ours(guard))
             }
             Ok(taken) => {
-                turn.courtesy.met_others();
+                if lane.held_until().is_none() {
+                    turn.courtesy.met_others();
+                }
                 Ok(taken)
             }
             Err(error) if self.context.options.ride_out_errors && error.is_retryable() => {
@@ -196,9 +206,11 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         }
     }
 
-    /// Sleeps until this process has given the lock back, or must have lost it. The store is not
-    /// asked meanwhile, and a wake-up would only be the echo of an earlier release.
-    async fn pause_until_given_back(&self, lane: &Lane, turn: &mut Turn, held_until: LocalInstant) {
+    /// Sleeps until this process has given the lock back, or must have lost it. A wake-up would
+    /// only be the echo of an earlier release; the slow net stays.
+    async fn pause_until_given_back(&self, lane: &Lane, turn: &mut Turn) {
+        let Some(held_until) = lane.held_until() else { return };
+        let ticker = &self.context.ticker;
         tokio::select! {
             biased;
             () = lane.given_back.notified() => {
@@ -206,7 +218,8 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                     self.let_others_go_first(turn).await;
                 }
             }
-            () = self.context.ticker.sleep_until(held_until) => lane.set_not_held(),
+            () = ticker.sleep_until(held_until) => lane.set_not_held(),
+            () = ticker.sleep_until(ticker.now() + self.context.poll_interval) => {}
         }
     }
 

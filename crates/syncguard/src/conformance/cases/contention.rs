@@ -70,7 +70,7 @@ pub async fn parallel_acquires_have_one_winner<F: Fixture>(fixture: &F) {
 pub async fn sixteen_tasks_lose_no_update<F: Fixture>(fixture: &F) {
     const TASKS: u64 = 16;
     const TURNS: u64 = 8;
-    let options = LockOptions::default().ttl(LONG).timeout(Duration::from_secs(60));
+    let options = LockOptions::default().ttl(LONG).timeout(Duration::from_mins(1));
     let options = options.retry(crate::RetryPolicy { max_retries: None, ..Default::default() });
     let locker =
         Locker::builder(fixture.backend().await).clock(LocalClock::Tokio).options(options).build();

@@ -37,11 +37,11 @@ pub async fn only_one_of_many_releases_succeeds<F: Fixture>(fixture: &F) {
             tokio::spawn(async move { backend.release(&request).await.expect("works") })
         })
         .collect();
-    let mut released = 0;
+    let mut successes = 0;
     for release in releases {
-        released += usize::from(release.await.expect("no panic") == Release::Released);
+        successes += usize::from(release.await.expect("no panic") == Release::Released);
     }
-    assert_eq!(released, 1);
+    assert_eq!(successes, 1);
     let again = backend.release(&ReleaseRequest::new(lock_id)).await.expect("works");
     assert!(matches!(again, Release::NotHeld(_)), "{again:?}");
 }

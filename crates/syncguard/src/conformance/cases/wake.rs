@@ -16,7 +16,7 @@ use crate::lock::retry::RetryPolicy;
 /// Longer than any wake-up takes, and shorter than the last attempt before the timeout.
 const SOON: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(20);
-const MUCH_LATER: Duration = Duration::from_secs(3600);
+const MUCH_LATER: Duration = Duration::from_hours(1);
 
 fn patient<B: LockBackend>(backend: B) -> Locker<B> {
     let retry = RetryPolicy { delay: MUCH_LATER, ..RetryPolicy::default() };

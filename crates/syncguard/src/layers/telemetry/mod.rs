@@ -98,7 +98,7 @@ struct Subject<'a> {
     lock_id: Option<LockId>,
 }
 
-impl<B> Telemetry<B> {
+impl<B: LockBackend> Telemetry<B> {
     /// The backend inside.
     pub fn inner(&self) -> &B {
         &self.inner
@@ -106,12 +106,12 @@ impl<B> Telemetry<B> {
 
     /// Runs an operation and tells how it ended. `judge` says whether it had the effect that was
     /// asked for, why not, and which lock id it names or was granted.
-    async fn told<'a, T>(
+    async fn told<T: Send>(
         &self,
         operation: Operation,
-        subject: Subject<'a>,
-        call: impl Future<Output = Result<T>>,
-        judge: impl FnOnce(&T) -> (bool, Option<Reason>),
+        subject: Subject<'_>,
+        call: impl Future<Output = Result<T>> + Send,
+        judge: impl FnOnce(&T) -> (bool, Option<Reason>) + Send,
         id_on_success: Option<LockId>,
     ) -> Result<T> {
         let started = Instant::now();

@@ -16,7 +16,7 @@ impl EventSink for TracingSink {
             target: "syncguard::operation",
             operation = event.operation.as_str(),
             ok = event.ok,
-            reason = event.reason.map(|reason| reason.as_str()),
+            reason = event.reason.map(crate::contract::event::Reason::as_str),
             key_hash = event.key_hash.as_ref().map(HashId::as_str),
             lock_id_hash = event.lock_id_hash.as_ref().map(HashId::as_str),
             elapsed_us = u64::try_from(event.elapsed.as_micros()).unwrap_or(u64::MAX),

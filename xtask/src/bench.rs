@@ -1,0 +1,40 @@
+//! `cargo xtask bench`.
+
+use std::fs;
+
+use crate::shell::{Outcome, cargo, root, step};
+
+/// The backends that have a benchmark, by the name of its file.
+const BACKENDS: [&str; 1] = ["memory"];
+
+/// Runs the benchmarks and collects their figures.
+pub(crate) fn run(backends: &[String]) -> Outcome {
+    let known = |backend: &String| BACKENDS.contains(&backend.as_str());
+    if let Some(unknown) = backends.iter().find(|backend| !known(backend)) {
+        return Err(format!("there is no benchmark {unknown}; there are: {}", BACKENDS.join(", ")));
+    }
+    let directory = root().join("target/bench");
+    fs::create_dir_all(&directory).map_err(|cause| format!("{}: {cause}", directory.display()))?;
+    let mut results = Vec::new();
+    let mut missed = Vec::new();
+    for backend in BACKENDS {
+        if !backends.is_empty() && !backends.iter().any(|named| named == backend) {
+            continue;
+        }
+        let out = directory.join(format!("{backend}.json"));
+        let bench = ["bench", "--package", "syncguard", "--all-features", "--bench", backend];
+        let outcome =
+            step(&format!("benchmark {backend}"), cargo(&bench).env("SYNCGUARD_BENCH_OUT", &out));
+        if let Err(message) = outcome {
+            missed.push(message);
+        }
+        if let Ok(figures) = fs::read_to_string(&out) {
+            results.push(format!("\"{backend}\": {}", figures.trim_end()));
+        }
+    }
+    let all = directory.join("results.json");
+    fs::write(&all, format!("{{\n{}\n}}\n", results.join(",\n")))
+        .map_err(|cause| format!("{}: {cause}", all.display()))?;
+    println!("\nfigures: {}", all.display());
+    if missed.is_empty() { Ok(()) } else { Err(missed.join("; ")) }
+}

@@ -1,0 +1,206 @@
+//! `cargo xtask mutants`: bugs planted in the library's source, one after the other, in a copy of
+//! the tree. A bug that no test catches is a hole in the tests.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::shell::{Outcome, root};
+
+/// A deliberate bug: in this file of the library, this text becomes that, and a test file that
+/// must fail.
+struct Mutant {
+    name: &'static str,
+    file: &'static str,
+    original: &'static str,
+    mutated: &'static str,
+    caught_by: &'static str,
+}
+
+const MUTANTS: [Mutant; 16] = [
+    Mutant {
+        name: "ownership is not checked",
+        file: "backends/memory/mod.rs",
+        original: "slot.record.filter(|record| record.lock_id == lock_id)",
+        mutated: "slot.record.filter(|_record| true)",
+        caught_by: "memory",
+    },
+    Mutant {
+        name: "the fence does not grow",
+        file: "backends/memory/mod.rs",
+        original: "slot.fence_counter = fence.get();",
+        mutated: "",
+        caught_by: "memory",
+    },
+    Mutant {
+        name: "an extend revives the dead",
+        file: "backends/memory/mod.rs",
+        original: "return Extend::NotHeld(Absence::Expired);",
+        mutated: "",
+        caught_by: "memory",
+    },
+    Mutant {
+        name: "the tolerance has the wrong sign",
+        file: "common/time.rs",
+        original: "expires_at.0.saturating_add(TIME_TOLERANCE_MS) > now.0",
+        mutated: "expires_at.0 > now.0.saturating_add(TIME_TOLERANCE_MS)",
+        caught_by: "memory",
+    },
+    Mutant {
+        name: "a release leaves the index entry",
+        file: "backends/memory/mod.rs",
+        original: "slot.record = None;\n            self.store.shards.index(&lock_id).remove(&lock_id);",
+        mutated: "slot.record = None;",
+        caught_by: "memory",
+    },
+    Mutant {
+        name: "an extend is sent after the guard let go",
+        file: "lock/hold.rs",
+        original: "if !self.may_extend(sent) {",
+        mutated: "if !self.may_extend(sent) && false {",
+        caught_by: "renewal",
+    },
+    Mutant {
+        name: "renewal does not end with its guard",
+        file: "lock/heartbeat.rs",
+        original: "() = hold.ended() => {}",
+        mutated: "() = std::future::pending() => {}",
+        caught_by: "renewal",
+    },
+    Mutant {
+        name: "validity counts from the answer",
+        file: "lock/attempt.rs",
+        original: "sent: sent.at,\n            ttl",
+        mutated: "sent: self.context.ticker.now(),\n            ttl",
+        caught_by: "renewal",
+    },
+    Mutant {
+        name: "a dropped acquire is abandoned",
+        file: "lock/carried.rs",
+        original: "adopt(self.call.take());",
+        mutated: "drop(adopt);",
+        caught_by: "memory",
+    },
+    Mutant {
+        name: "a request in doubt is forgotten",
+        file: "lock/attempt.rs",
+        original: "orphan(self.context, &sent, true).undo_later(None);",
+        mutated: "drop(sent);",
+        caught_by: "waiting",
+    },
+    Mutant {
+        name: "one \"not held\" ends an undo",
+        file: "lock/reaper.rs",
+        original: "Ok(Release::NotHeld(_)) => is_final,",
+        mutated: "Ok(Release::NotHeld(_)) => true,",
+        caught_by: "waiting",
+    },
+    Mutant {
+        name: "a dropped guard releases nothing",
+        file: "lock/guard.rs",
+        original: "if matches!(self.ending, Ending::Armed { .. }) {",
+        mutated: "if false {",
+        caught_by: "guards",
+    },
+    Mutant {
+        name: "a late extension is kept",
+        file: "lock/hold.rs",
+        original: "release_later(Arc::clone(self), ReleaseSource::LateExtend, None);",
+        mutated: "",
+        caught_by: "renewal",
+    },
+    Mutant {
+        name: "others are never let first",
+        file: "lock/lanes.rs",
+        original: "if self.in_a_row <= self.allowed {",
+        mutated: "if true {",
+        caught_by: "waiting",
+    },
+    Mutant {
+        name: "a lock that came too late is taken",
+        file: "lock/wait.rs",
+        original: "if self.is_late() { Err(self.timed_out()) } else { Ok(found) }",
+        mutated: "Ok(found)",
+        caught_by: "waiting",
+    },
+    Mutant {
+        name: "an error shows the key",
+        file: "common/key.rs",
+        original: "write!(f, \"Key({})\", self.hash())",
+        mutated: "write!(f, \"Key({})\", self.0)",
+        caught_by: "canary",
+    },
+];
+
+/// Plants every bug in turn; answers which were not caught.
+pub(crate) fn run() -> Outcome {
+    let home = root().join("target/mutants");
+    let tree = home.join("tree");
+    copy_the_tree(&tree)?;
+    println!("== without a bug: every test must pass");
+    for test in ["memory", "renewal", "waiting", "guards", "canary"] {
+        if !passes(&home, &tree, test)? {
+            return Err(format!("the tests of {test} fail without any bug"));
+        }
+    }
+    let mut survivors = Vec::new();
+    for mutant in &MUTANTS {
+        let path = tree.join("crates/syncguard/src").join(mutant.file);
+        let source =
+            fs::read_to_string(&path).map_err(|cause| format!("{}: {cause}", mutant.file))?;
+        if !source.contains(mutant.original) {
+            return Err(format!("\"{}\" does not apply to {} any more", mutant.name, mutant.file));
+        }
+        let write = |text: &str| fs::write(&path, text).map_err(|cause| cause.to_string());
+        write(&source.replacen(mutant.original, mutant.mutated, 1))?;
+        let survived = passes(&home, &tree, mutant.caught_by)?;
+        write(&source)?;
+        println!("{:44} {}", mutant.name, if survived { "SURVIVED" } else { "caught" });
+        if survived {
+            survivors.push(mutant.name);
+        }
+    }
+    let caught = MUTANTS.len() - survivors.len();
+    println!("{caught} passed, {} failed", survivors.len());
+    if survivors.is_empty() { Ok(()) } else { Err(format!("not caught: {}", survivors.join("; "))) }
+}
+
+/// Copies what git knows, so that nothing in the real tree is ever touched.
+fn copy_the_tree(to: &Path) -> Outcome {
+    let listed = Command::new("git")
+        .current_dir(root())
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .output()
+        .map_err(|cause| format!("git: {cause}"))?;
+    for file in String::from_utf8_lossy(&listed.stdout).lines() {
+        let (from, to) = (root().join(file), to.join(file));
+        if !from.is_file() {
+            continue;
+        }
+        let parent = to.parent().expect("a file lies in a directory");
+        fs::create_dir_all(parent).map_err(|cause| format!("{}: {cause}", parent.display()))?;
+        let text = fs::read(&from).map_err(|cause| format!("{file}: {cause}"))?;
+        // Unchanged files keep their time, so that cargo does not build them again.
+        if fs::read(&to).ok().as_deref() != Some(&text) {
+            fs::write(&to, text).map_err(|cause| format!("{file}: {cause}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a test file of the library passes in the copy. A bug that does not compile, or hangs, is
+/// caught too.
+fn passes(home: &Path, tree: &Path, test: &str) -> Outcome<bool> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new("timeout")
+        .arg("300")
+        .arg(cargo)
+        .current_dir(tree)
+        .env("CARGO_TARGET_DIR", home.join("build"))
+        .args(["test", "--quiet", "--package", "syncguard", "--all-features", "--test", test])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .map_err(|cause| format!("cargo test: {cause}"))?;
+    Ok(status.success())
+}

@@ -1,0 +1,69 @@
+//! `cargo xtask test` and `cargo xtask soak`.
+
+use std::fs;
+
+use crate::shell::{Outcome, cargo, root, step};
+use crate::tools;
+
+/// The features of the library that must also compile alone.
+const FEATURES: [&str; 4] = ["blocking", "conformance", "metrics", "serde"];
+
+/// The backends that have tests of their own, by the name of their test file.
+const BACKENDS: [&str; 1] = ["memory"];
+
+/// Checks and tests everything, or the tests of the named backends alone.
+pub(crate) fn run(backends: &[String]) -> Outcome {
+    if backends.is_empty() {
+        return everything();
+    }
+    for backend in backends {
+        let known = BACKENDS.contains(&backend.as_str());
+        known.then_some(()).ok_or_else(|| {
+            format!("there is no backend {backend}; there are: {}", BACKENDS.join(", "))
+        })?;
+        let arguments = ["test", "--package", "syncguard", "--all-features", "--test", backend];
+        step(&format!("tests of {backend}"), &mut cargo(&arguments))?;
+    }
+    Ok(())
+}
+
+fn everything() -> Outcome {
+    step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
+    let lint = ["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
+    step("lints", &mut cargo(&lint))?;
+    for features in [""].into_iter().chain(FEATURES) {
+        let name = if features.is_empty() { "none" } else { features };
+        let lint =
+            ["clippy", "--package", "syncguard", "--features", features, "--", "-D", "warnings"];
+        step(&format!("lints with features: {name}"), &mut cargo(&lint))?;
+    }
+    let document = ["doc", "--workspace", "--no-deps", "--all-features"];
+    step("documentation", cargo(&document).env("RUSTDOCFLAGS", "-D warnings"))?;
+    step("tests", &mut cargo(&["test", "--workspace", "--all-features"]))?;
+    for example in examples()? {
+        let run =
+            ["run", "--quiet", "--package", "syncguard", "--all-features", "--example", &example];
+        step(&format!("example {example}"), &mut cargo(&run))?;
+    }
+    // The advisory database is fetched from a place that not every machine reaches, so only what
+    // can be checked everywhere is.
+    let mut deny = tools::from_crates_io("cargo-deny", "0.20.2")?;
+    deny.current_dir(root()).args(["check", "licenses", "bans", "sources"]);
+    step("licences, bans and sources of the dependencies", &mut deny)
+}
+
+fn examples() -> Outcome<Vec<String>> {
+    let directory = root().join("crates/syncguard/examples");
+    let entries = fs::read_dir(&directory).map_err(|cause| format!("the examples: {cause}"))?;
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.path().file_stem()?.to_str().map(str::to_owned))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+/// Runs the tests that take longer than CI may.
+pub(crate) fn soak() -> Outcome {
+    let soak = ["test", "--release", "--package", "syncguard", "--all-features", "--test", "soak"];
+    step("soak", cargo(&soak).args(["--", "--ignored", "--nocapture"]))
+}

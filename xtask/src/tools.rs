@@ -1,0 +1,29 @@
+//! Tools that the checks need, installed by themselves into a cache beside the user's other ones.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::shell::{Outcome, cargo, step};
+
+/// Where tools are kept between runs: `SYNCGUARD_TOOLS`, or the user's cache.
+fn directory() -> Outcome<PathBuf> {
+    if let Some(directory) = std::env::var_os("SYNCGUARD_TOOLS") {
+        return Ok(directory.into());
+    }
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let cache = cache.or_else(home).ok_or("set HOME, or SYNCGUARD_TOOLS, for the tools' cache")?;
+    Ok(cache.join("syncguard-tools"))
+}
+
+/// A program from crates.io at exactly this version, built the first time it is asked for.
+pub(crate) fn from_crates_io(name: &str, version: &str) -> Outcome<Command> {
+    let root = directory()?.join(format!("{name}-{version}"));
+    let program = root.join("bin").join(name);
+    if !program.exists() {
+        // Unoptimized: it is built more often than it is slow.
+        let mut install = cargo(&["install", "--locked", "--debug", "--version", version, name]);
+        step(&format!("installing {name} {version}"), install.arg("--root").arg(&root))?;
+    }
+    Ok(Command::new(program))
+}

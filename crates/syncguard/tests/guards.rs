@@ -335,11 +335,20 @@ async fn shutdown_gives_up_after_its_limit_and_says_so() {
 #[test]
 fn futures_and_guards_are_send() {
     fn assert_send<T: Send>(_value: &T) {}
-    let runtime = Builder::new_current_thread().build().expect("a runtime");
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let _inside = runtime.enter();
     let locker = Arc::new(Locker::new(MemoryBackend::new()).expect("in a runtime"));
     assert_send(&locker.lock("k"));
     assert_send(&locker.try_lock("k"));
     assert_send(&locker.with_lock("k", |held| async move { held.fence() }));
     assert_send(&locker.shutdown());
+}
+
+#[test]
+fn a_runtime_without_a_timer_is_refused() {
+    let runtime = Builder::new_current_thread().build().expect("a runtime");
+    std::panic::set_hook(Box::new(|_| {}));
+    let error = runtime.block_on(async { Locker::new(MemoryBackend::new()) });
+    drop(std::panic::take_hook());
+    assert_eq!(error.expect_err("no timer").code(), ErrorCode::InvalidArgument);
 }

@@ -1,6 +1,7 @@
 //! A map cut into shards, so that threads that want distinct keys seldom meet.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +9,6 @@ use super::key::Key;
 use super::lock_id::LockId;
 
 /// A map behind many small locks instead of one large one.
-#[derive(Debug)]
 pub(crate) struct Sharded<K, V> {
     shards: Box<[Shard<K, V>]>,
 }
@@ -34,7 +34,6 @@ impl Spread for LockId {
 }
 
 /// Two cache lines to itself, so that neighbours do not slow each other down.
-#[derive(Debug)]
 #[repr(align(128))]
 struct Shard<K, V>(Mutex<HashMap<K, V>>);
 
@@ -56,6 +55,12 @@ impl<K: Spread, V> Sharded<K, V> {
     /// How many entries there are, shard by shard.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+}
+
+impl<K: Spread, V> fmt::Debug for Sharded<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sharded").field("len", &self.len()).finish()
     }
 }
 

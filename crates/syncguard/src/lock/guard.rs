@@ -305,6 +305,18 @@ impl<B: LockBackend> Held<B> {
 
 impl<B: LockBackend<Fencing = Fenced>> Held<B> {
     /// The fence of this acquisition: send it along with every write.
+    ///
+    /// It exists on fencing backends only; elsewhere this does not compile:
+    ///
+    /// ```compile_fail,E0599
+    /// use syncguard::{Fence, LockBackend, LockGuard, Unfenced};
+    ///
+    /// fn fence(guard: &LockGuard<impl LockBackend<Fencing = Unfenced>>) -> Fence {
+    ///     guard.fence()
+    /// }
+    /// ```
+    ///
+    /// Code that is generic over the backend asks [`try_fence`](Self::try_fence).
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.0.token

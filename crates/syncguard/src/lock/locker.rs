@@ -384,6 +384,10 @@ impl<B: LockBackend> LockerBuilder<B> {
         }
         let runtime = Handle::try_current()
             .map_err(|_outside| Error::invalid("a locker must be built inside a tokio runtime"))?;
+        // Tokio has no other way to ask than to try.
+        catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).map_err(|_no_timer| {
+            Error::invalid("the runtime has no timer; build it with enable_time or enable_all")
+        })?;
         let shared = Shared {
             backend: self.backend,
             ticker: Ticker::new(self.clock),

@@ -6,10 +6,13 @@ use crate::shell::{Outcome, cargo, root, step};
 use crate::tools;
 
 /// The features of the library that must also compile alone.
-const FEATURES: [&str; 4] = ["blocking", "conformance", "metrics", "serde"];
+const FEATURES: [&str; 5] = ["blocking", "conformance", "metrics", "redis", "serde"];
 
 /// The backends that have tests of their own, by the name of their test file.
-const BACKENDS: [&str; 1] = ["memory"];
+const BACKENDS: [&str; 2] = ["memory", "redis"];
+
+/// Makes a missing server a failure instead of a visible skip.
+const REQUIRE_SERVERS: &str = "SYNCGUARD_REQUIRE_SERVERS";
 
 /// Checks and tests everything, or the tests of the named backends alone.
 pub(crate) fn run(backends: &[String]) -> Outcome {
@@ -21,13 +24,23 @@ pub(crate) fn run(backends: &[String]) -> Outcome {
         known.then_some(()).ok_or_else(|| {
             format!("there is no backend {backend}; there are: {}", BACKENDS.join(", "))
         })?;
+        install_servers(&[backend.as_str()])?;
         let arguments = ["test", "--package", "syncguard", "--all-features", "--test", backend];
-        step(&format!("tests of {backend}"), &mut cargo(&arguments))?;
+        step(&format!("tests of {backend}"), cargo(&arguments).env(REQUIRE_SERVERS, "1"))?;
+    }
+    Ok(())
+}
+
+/// Installs what the tests of these backends start by themselves.
+fn install_servers(backends: &[&str]) -> Outcome {
+    if backends.contains(&"redis") {
+        tools::from_debian("redis-server", "redis-server")?;
     }
     Ok(())
 }
 
 fn everything() -> Outcome {
+    install_servers(&BACKENDS)?;
     step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
     let lint = ["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
     step("lints", &mut cargo(&lint))?;
@@ -39,7 +52,8 @@ fn everything() -> Outcome {
     }
     let document = ["doc", "--workspace", "--no-deps", "--all-features"];
     step("documentation", cargo(&document).env("RUSTDOCFLAGS", "-D warnings"))?;
-    step("tests", &mut cargo(&["test", "--workspace", "--all-features"]))?;
+    let test = ["test", "--workspace", "--all-features"];
+    step("tests", cargo(&test).env(REQUIRE_SERVERS, "1"))?;
     for example in examples()? {
         let run =
             ["run", "--quiet", "--package", "syncguard", "--all-features", "--example", &example];

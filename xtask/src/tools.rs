@@ -16,6 +16,26 @@ fn directory() -> Outcome<PathBuf> {
     Ok(cache.join("syncguard-tools"))
 }
 
+/// Makes sure that a program of a Debian package is there: installs it where that is possible, and
+/// says what to install where it is not.
+pub(crate) fn from_debian(program: &str, package: &str) -> Outcome {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if std::env::split_paths(&path).any(|folder| folder.join(program).is_file()) {
+        return Ok(());
+    }
+    let mut update = Command::new("apt-get");
+    let mut install = Command::new("apt-get");
+    step("apt-get update", update.args(["update", "--quiet"]))
+        .and_then(|()| {
+            let arguments = ["install", "--quiet", "--yes", "--no-install-recommends", package];
+            step(
+                &format!("installing {package}"),
+                install.args(arguments).env("DEBIAN_FRONTEND", "noninteractive"),
+            )
+        })
+        .map_err(|cause| format!("{program} is missing; install the package {package} ({cause})"))
+}
+
 /// A program from crates.io at exactly this version, built the first time it is asked for.
 pub(crate) fn from_crates_io(name: &str, version: &str) -> Outcome<Command> {
     let root = directory()?.join(format!("{name}-{version}"));

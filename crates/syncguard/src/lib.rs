@@ -12,6 +12,8 @@ mod layers;
 mod lock;
 
 pub use backends::memory::{self, MemoryBackend};
+#[cfg(feature = "redis")]
+pub use backends::redis::{self, RedisBackend};
 pub use common::clock::{Clock, ManualClock, SystemClock};
 pub use common::error::{Error, ErrorCode, Result};
 pub use common::fence::{Fence, Fenced, Fencing, Unfenced};

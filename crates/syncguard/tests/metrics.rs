@@ -90,16 +90,16 @@ fn waiting_holding_contention_and_loss_are_counted_without_keys() {
             guard.release().await.expect("works");
         });
     });
-    let touched = touches.0.lock().expect("no panic").clone();
+    let counts = touches.0.lock().expect("no panic").clone();
     let count = |name: &str| {
-        let matching = touched.iter().filter(|(metric, _)| metric.starts_with(name));
+        let matching = counts.iter().filter(|(metric, _)| metric.starts_with(name));
         matching.map(|(_, count)| count).sum::<u64>()
     };
-    assert_eq!(count("syncguard_operations_total"), 3, "{touched:?}");
+    assert_eq!(count("syncguard_operations_total"), 3, "{counts:?}");
     assert_eq!(count("syncguard_operation_seconds"), 3);
     assert_eq!(count("syncguard_contended_total"), 1);
     assert_eq!(count("syncguard_wait_seconds"), 2);
     assert_eq!(count("syncguard_hold_seconds"), 1);
     assert_eq!(count("syncguard_lost_total"), 1);
-    assert!(!format!("{touched:?}").contains("canary"), "{touched:?}");
+    assert!(!format!("{counts:?}").contains("canary"), "{counts:?}");
 }

@@ -230,3 +230,15 @@ async fn work_under_a_guard_ends_at_its_loss() {
         .expect_err("the lock is lost after a second");
     assert_eq!(error.code(), ErrorCode::Aborted);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_handle_extends_nothing_once_its_guard_has_let_go() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    let mut guard = locker.lock("k").await.expect("free");
+    let held = guard.held();
+    guard.release().await.expect("works");
+    assert!(matches!(held.extend(ttl_ms(5_000)).await.expect("no I/O"), Extend::NotHeld(_)));
+    assert_eq!(backend.count(Call::Extend), 0);
+    assert!(!held.is_valid());
+}

@@ -122,6 +122,20 @@ async fn a_lock_that_comes_after_the_deadline_is_not_taken() {
     assert!(!backend.is_locked(&key("k")).await.expect("works"));
 }
 
+#[tokio::test]
+async fn a_lock_whose_answer_comes_with_the_deadline_is_not_taken() {
+    // The thread is held up, so that the answer and the deadline are seen in the same poll.
+    let backend = Faulty::new();
+    let options = LockOptions::default().timeout(ms(20));
+    let locker = syncguard::Locker::builder(backend.clone()).options(options).build();
+    let locker = locker.expect("in a runtime");
+    backend.fail_next(Call::Acquire, Fault::Blocks(ms(60)));
+    let error = locker.lock("k").await.expect_err("too late");
+    assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+    locker.shutdown().await.expect("released");
+    assert!(!backend.is_locked(&key("k")).await.expect("works"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_error_ends_the_wait_at_once_and_what_it_took_is_undone() {
     let backend = Faulty::new();

@@ -1,3 +1,5 @@
 //! The stores. A backend knows the contract and the words; it never knows the engine.
 
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;

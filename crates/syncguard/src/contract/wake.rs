@@ -64,6 +64,10 @@ impl Drop for WakeUps {
         if topics.get(&self.key).is_some_and(|sender| sender.receiver_count() == 1) {
             topics.remove(&self.key);
             self.hub.count.store(topics.len(), Ordering::SeqCst);
+            drop(topics);
+            if let Some(on_idle) = &self.hub.on_idle {
+                on_idle(&self.key);
+            }
         }
     }
 }
@@ -74,6 +78,8 @@ pub struct WakeHub {
     topics: Arc<Topics>,
 }
 
+type IdleHook = Box<dyn Fn(&Key) + Send + Sync>;
+
 #[derive(Default)]
 struct Topics {
     by_key: Mutex<HashMap<Key, watch::Sender<bool>>>,
@@ -81,6 +87,8 @@ struct Topics {
     sees_everybody: bool,
     /// Whether wake-ups cannot come at the moment.
     are_broken: AtomicBool,
+    /// Hears of keys that nobody waits for any more.
+    on_idle: Option<IdleHook>,
     /// The size of the map, so that a release when nobody waits for anything takes no lock.
     count: AtomicUsize,
 }
@@ -102,6 +110,20 @@ impl WakeHub {
     #[must_use]
     pub fn in_process() -> Self {
         Self { topics: Arc::new(Topics { sees_everybody: true, ..Topics::default() }) }
+    }
+
+    /// An empty hub for a store that other processes share, with a hook that hears of keys that
+    /// nobody waits for any more. Somebody may have come again by then: ask
+    /// [`is_awaited`](Self::is_awaited).
+    pub fn with_idle_hook(on_idle: impl Fn(&Key) + Send + Sync + 'static) -> Self {
+        let on_idle: Option<IdleHook> = Some(Box::new(on_idle));
+        Self { topics: Arc::new(Topics { on_idle, ..Topics::default() }) }
+    }
+
+    /// Whether somebody waits for `key`.
+    #[must_use]
+    pub fn is_awaited(&self, key: &Key) -> bool {
+        self.topics.lock().contains_key(key)
     }
 
     /// Subscribes to the wake-ups of `key` from now on.

@@ -38,6 +38,8 @@ pub(crate) enum Fault {
     HangsAfter,
     /// It takes effect after a while.
     Delayed(Duration),
+    /// It takes effect after holding up the whole thread.
+    Blocks(Duration),
     /// It panics.
     Panics,
 }
@@ -139,6 +141,10 @@ impl Faulty {
             }
             Fault::Delayed(by) => {
                 tokio::time::sleep(by).await;
+                operation.await
+            }
+            Fault::Blocks(time) => {
+                std::thread::sleep(time);
                 operation.await
             }
             Fault::Panics => panic!("made to panic"),

@@ -1,0 +1,155 @@
+//! What goes wrong with Redis, in our words: by code, never by the text of a message.
+
+use std::fmt;
+
+use redis::{ErrorKind, RedisError};
+
+use crate::common::error::{Error, ErrorCode};
+
+/// The cause of an error without anything that could be secret: the server's code, or what kind of
+/// trouble the driver saw. Details hold keys and addresses.
+#[derive(Debug)]
+pub(super) struct Cause(String);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Cause {}
+
+pub(super) fn cause(error: &RedisError) -> Cause {
+    Cause(match error.code() {
+        Some(code) => format!("the server answered {code}"),
+        None => error.category().to_owned(),
+    })
+}
+
+/// Our error for one of the driver's.
+pub(super) fn map(error: &RedisError, operation: &'static str) -> Error {
+    let (code, message, reached_the_store) = classify(error);
+    let mapped =
+        Error::new(code, message).with_operation("redis", operation).with_source(cause(error));
+    if reached_the_store { mapped } else { mapped.without_effect() }
+}
+
+/// The code, the message, and whether the operation may have taken effect.
+fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
+    use ErrorCode::{
+        AuthFailed, Internal, InvalidArgument, NetworkTimeout, RateLimited, ServiceUnavailable,
+    };
+    // The server refuses a connection too many with the code of everything else; only the text
+    // tells, and it is the whole text.
+    let is_full = |detail: Option<&str>| detail == Some("max number of clients reached");
+    match error.code() {
+        Some("NOAUTH" | "WRONGPASS") => (AuthFailed, "redis refused the credentials", false),
+        Some("NOPERM") => {
+            (AuthFailed, "the redis user lacks a right; see the guide's ACL line", false)
+        }
+        Some("OOM") => (RateLimited, "redis is out of memory", false),
+        Some("ERR") if is_full(error.detail()) => {
+            (RateLimited, "redis has as many clients as it allows", false)
+        }
+        Some("READONLY") => {
+            (ServiceUnavailable, "this redis is a read-only replica; connect to the primary", false)
+        }
+        Some(
+            "LOADING" | "BUSY" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK"
+            | "NOREPLICAS" | "MISCONF",
+        ) => (ServiceUnavailable, "redis is not ready to serve this now", false),
+        Some("WRONGTYPE") => {
+            (InvalidArgument, "another kind of data is stored where the lock belongs", false)
+        }
+        Some("CROSSSLOT") => {
+            (InvalidArgument, "the keys of a lock are in different slots of a cluster", false)
+        }
+        Some(_) => (Internal, "redis refused the script", true),
+        None => match error.kind() {
+            ErrorKind::AuthenticationFailed => (AuthFailed, "redis refused the credentials", false),
+            ErrorKind::InvalidClientConfig | ErrorKind::RESP3NotSupported => {
+                (InvalidArgument, "this redis cannot be used as configured", false)
+            }
+            _ if error.is_connection_refusal() => {
+                (ServiceUnavailable, "redis refused the connection; is it running there?", false)
+            }
+            _ if error.is_timeout() => (NetworkTimeout, "redis did not answer in time", true),
+            ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
+                (Internal, "redis answered something that makes no sense", true)
+            }
+            _ => (ServiceUnavailable, "the connection to redis was lost", true),
+        },
+    }
+}
+
+/// An answer that no script of ours gives.
+pub(super) fn nonsense(operation: &'static str) -> Error {
+    Error::new(ErrorCode::Internal, "redis answered something that makes no sense")
+        .with_operation("redis", operation)
+}
+
+/// A record that is not one of ours; nothing was changed.
+pub(super) fn foreign(operation: &'static str) -> Error {
+    Error::new(ErrorCode::Internal, "foreign data is stored where the lock belongs")
+        .with_operation("redis", operation)
+        .without_effect()
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::{ErrorKind, make_extension_error};
+
+    use super::*;
+
+    fn code_of(error: &RedisError) -> ErrorCode {
+        map(error, "acquire").code()
+    }
+
+    #[test]
+    fn server_codes() {
+        let table = [
+            ("NOAUTH", ErrorCode::AuthFailed),
+            ("WRONGPASS", ErrorCode::AuthFailed),
+            ("NOPERM", ErrorCode::AuthFailed),
+            ("OOM", ErrorCode::RateLimited),
+            ("READONLY", ErrorCode::ServiceUnavailable),
+            ("LOADING", ErrorCode::ServiceUnavailable),
+            ("BUSY", ErrorCode::ServiceUnavailable),
+            ("MASTERDOWN", ErrorCode::ServiceUnavailable),
+            ("CLUSTERDOWN", ErrorCode::ServiceUnavailable),
+            ("TRYAGAIN", ErrorCode::ServiceUnavailable),
+            ("MOVED", ErrorCode::ServiceUnavailable),
+            ("ASK", ErrorCode::ServiceUnavailable),
+            ("NOREPLICAS", ErrorCode::ServiceUnavailable),
+            ("MISCONF", ErrorCode::ServiceUnavailable),
+            ("WRONGTYPE", ErrorCode::InvalidArgument),
+            ("CROSSSLOT", ErrorCode::InvalidArgument),
+            ("SOMETHING", ErrorCode::Internal),
+        ];
+        for (code, expected) in table {
+            let error = make_extension_error(code.to_owned(), Some("canary detail".to_owned()));
+            assert_eq!(code_of(&error), expected, "{code}");
+            let shown = format!("{:?}", map(&error, "acquire"));
+            assert!(!shown.contains("canary"), "{shown}");
+        }
+    }
+
+    #[test]
+    fn driver_errors() {
+        let io = |kind| RedisError::from(std::io::Error::from(kind));
+        let table = [
+            (io(std::io::ErrorKind::ConnectionRefused), ErrorCode::ServiceUnavailable, false),
+            (io(std::io::ErrorKind::ConnectionReset), ErrorCode::ServiceUnavailable, true),
+            (io(std::io::ErrorKind::BrokenPipe), ErrorCode::ServiceUnavailable, true),
+            (io(std::io::ErrorKind::TimedOut), ErrorCode::NetworkTimeout, true),
+            ((ErrorKind::AuthenticationFailed, "x").into(), ErrorCode::AuthFailed, false),
+            ((ErrorKind::InvalidClientConfig, "x").into(), ErrorCode::InvalidArgument, false),
+            ((ErrorKind::Parse, "x").into(), ErrorCode::Internal, true),
+        ];
+        for (error, expected, may_have_taken_effect) in table {
+            let mapped = map(&error, "acquire");
+            assert_eq!(mapped.code(), expected, "{error}");
+            assert_eq!(mapped.may_have_taken_effect(), may_have_taken_effect, "{error}");
+        }
+    }
+}

@@ -1,0 +1,19 @@
+-- extend: set the expiry of the lock to now + ttl if this id holds it. Other fields stay.
+-- KEYS[1] index of the lock id   KEYS[2] lock, as hinted; the index again without a hint
+-- ARGV[1] lock id   ARGV[2] tolerance in ms   ARGV[3] ttl in ms   ARGV[4] storage expiry in ms
+-- returns {1, expiry} extended, {0} not found, {2} expired, {-1} foreign record
+local lock, record = find(ARGV[1], KEYS[1], KEYS[2])
+if lock == FOREIGN then
+  return {FOREIGN}
+end
+if not record then
+  return {0}
+end
+local now = now_ms()
+if record.expiresAtMs <= now - tonumber(ARGV[2]) then
+  return {2}
+end
+record.expiresAtMs = now + tonumber(ARGV[3])
+redis.call('SET', lock, cjson.encode(record), 'PX', ARGV[4])
+redis.call('SET', KEYS[1], lock, 'PX', ARGV[4])
+return {1, integer(record.expiresAtMs)}

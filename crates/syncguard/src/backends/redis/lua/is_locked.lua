@@ -1,0 +1,14 @@
+-- is_locked: whether somebody holds the lock. Reads only.
+-- KEYS[1] lock   ARGV[1] tolerance in ms
+-- returns {1 or 0, for how long expired in ms, lock id}, {0} without a record, {-1} foreign record
+local raw = redis.call('GET', KEYS[1])
+if not raw then
+  return {0}
+end
+local record = decode(raw)
+if not record then
+  return {FOREIGN}
+end
+local expired_ms = now_ms() - record.expiresAtMs
+local is_live = expired_ms < tonumber(ARGV[1])
+return {is_live and 1 or 0, math.max(0, expired_ms), record.lockId}

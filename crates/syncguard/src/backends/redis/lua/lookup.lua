@@ -1,0 +1,24 @@
+-- lookup: the record of a live lock, by its key or by a lock id. Reads only.
+-- KEYS[1] lock, or index of the lock id   ARGV[1] tolerance in ms   ARGV[2] lock id, empty by key
+-- returns the record, nil, or -1 for a foreign record
+local raw
+if ARGV[2] == '' then
+  raw = redis.call('GET', KEYS[1])
+else
+  local lock = redis.call('GET', KEYS[1])
+  raw = lock and lock ~= '' and redis.call('GET', lock)
+end
+if not raw then
+  return nil
+end
+local record = decode(raw)
+if not record then
+  return FOREIGN
+end
+if ARGV[2] ~= '' and record.lockId ~= ARGV[2] then
+  return nil
+end
+if record.expiresAtMs <= now_ms() - tonumber(ARGV[1]) then
+  return nil
+end
+return raw

@@ -1,0 +1,23 @@
+-- release: delete the lock if this id holds it, and wake who waits for it.
+-- KEYS[1] index of the lock id   KEYS[2] lock, as hinted; the index again without a hint
+-- ARGV[1] lock id   ARGV[2] tolerance in ms   ARGV[3] life of an undo's mark in ms, 0 for none
+-- ARGV[4] what channels begin with
+-- returns 1 released, 0 not found, 2 expired, -1 foreign record
+local lock, record = find(ARGV[1], KEYS[1], KEYS[2])
+if lock == FOREIGN then
+  return FOREIGN
+end
+local is_live = record and record.expiresAtMs > now_ms() - tonumber(ARGV[2])
+if is_live then
+  redis.call('DEL', lock, KEYS[1])
+end
+-- A copy of the acquire that arrives after its undo finds the mark and is refused.
+if ARGV[3] ~= '0' then
+  redis.call('SET', KEYS[1], '', 'PX', ARGV[3])
+end
+if is_live then
+  -- The last thing, and it cannot fail the release: a user may lack the right to publish.
+  redis.pcall('PUBLISH', ARGV[4] .. redis.sha1hex(lock), '')
+  return 1
+end
+return record and 2 or 0

@@ -1,0 +1,366 @@
+//! Locks on a Redis server, shared with everybody who reaches it.
+//!
+//! * One round trip per operation, by scripts; the server's clock decides.
+//! * One multiplexed connection for all locks, and one more for wake-ups once somebody waits. Both
+//!   connect again by themselves; a call that was under way is never repeated by the driver.
+//! * Records are those of the TypeScript implementation: the two exclude each other, and release,
+//!   extend and look up each other's locks.
+//! * Redis 7.0 or newer, standalone.
+//!
+//! See `docs/specs/redis.md` for what can make fences go backwards here.
+
+mod config;
+mod error;
+mod record;
+mod scripts;
+mod wake;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use redis::{ConnectionAddr, ProtocolVersion, Value};
+
+use crate::common::cleanup::CleanupGate;
+use crate::common::error::{Error, ErrorCode, Result};
+use crate::common::fence::{Fence, Fenced};
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp};
+use crate::contract::LockBackend;
+use crate::contract::capabilities::{Capabilities, TimeAuthority};
+use crate::contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
+use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, ReleaseRequest};
+use crate::contract::stored_lock::StoredLock;
+use crate::contract::wake::WakeUps;
+use config::Names;
+pub use config::RedisConfig;
+pub use redis::Client;
+use scripts::{Script, Scripts};
+use wake::Waker;
+
+/// How long records outlive their tolerance, so that "expired" can be told from "not found".
+const GRACE_MS: u64 = 1000;
+
+/// Locks on a Redis server. Clones share the connection.
+#[derive(Clone)]
+pub struct RedisBackend {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    connection: ConnectionManager,
+    names: Names,
+    scripts: Scripts,
+    waker: Waker,
+    /// What channels of this database begin with; the hash of the lock's key follows.
+    channels: String,
+    /// Everything together, connecting included, takes no longer than this.
+    patience: Duration,
+    cleanup: Arc<CleanupGate>,
+}
+
+impl RedisBackend {
+    /// Connects to a server, and refuses one that is too old.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped half-way, nothing is left behind.
+    pub async fn connect(config: RedisConfig) -> Result<Self> {
+        let names = config.names()?;
+        let info = config.client.get_connection_info();
+        let is_tls = matches!(info.addr(), ConnectionAddr::TcpTls { .. });
+        if is_tls {
+            return Err(Error::invalid("TLS to Redis is not built in yet"));
+        }
+        let redis_info = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+        let channels = format!("{}:wake:{}:", names.space.prefix(), redis_info.db());
+        let client = Client::open(info.clone().set_redis_settings(redis_info))
+            .map_err(|cause| error::map(&cause, "connect"))?;
+        let manager = ConnectionManagerConfig::new()
+            .set_connection_timeout(Some(config.connect_timeout))
+            .set_response_timeout(Some(config.response_timeout))
+            .set_min_delay(Duration::from_millis(20))
+            .set_max_delay(Duration::from_secs(1))
+            .set_number_of_retries(0);
+        let connecting = ConnectionManager::new_with_config(client.clone(), manager);
+        let mut connection = tokio::time::timeout(config.connect_timeout, connecting)
+            .await
+            .map_err(|_elapsed| {
+                Error::new(ErrorCode::NetworkTimeout, "redis did not answer in time")
+                    .with_operation("redis", "connect")
+                    .without_effect()
+            })?
+            .map_err(|cause| error::map(&cause, "connect"))?;
+        refuse_an_old_server(&mut connection).await?;
+        let waker = Waker::start(client, config.connect_timeout);
+        Ok(Self {
+            shared: Arc::new(Shared {
+                connection,
+                names,
+                scripts: Scripts::new(),
+                waker,
+                channels,
+                patience: config.connect_timeout + config.response_timeout,
+                cleanup: Arc::new(CleanupGate::new(config.cleanup_in_is_locked)),
+            }),
+        })
+    }
+
+    async fn run(
+        &self,
+        operation: &'static str,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[&str],
+    ) -> Result<Value> {
+        let running = script.run(self.shared.connection.clone(), keys, arguments);
+        match tokio::time::timeout(self.shared.patience, running).await {
+            Ok(answer) => answer.map_err(|cause| error::map(&cause, operation)),
+            Err(_elapsed) => {
+                Err(Error::new(ErrorCode::NetworkTimeout, "redis did not answer in time")
+                    .with_operation("redis", operation))
+            }
+        }
+    }
+
+    /// The index key of an id and the lock key that the hint names; the index again without one. A
+    /// hint that cannot be a lock's key is none.
+    fn keys_of(&self, lock_id: &LockId, hint: &Hint) -> Result<[String; 2]> {
+        let names = &self.shared.names;
+        let index = names.space.index_key(lock_id)?;
+        let hinted = hint.key.as_ref().and_then(|key| names.lock_key(key).ok());
+        Ok([index.clone(), hinted.unwrap_or(index)])
+    }
+
+    /// Deletes a record that was found dead, on the side.
+    fn clean_up(&self, lock_key: String, lock_id: LockId) {
+        let backend = self.clone();
+        tokio::spawn(async move {
+            let index_key = backend.shared.names.space.index_key(&lock_id)?;
+            let arguments = [lock_id.expose(), &CLEANUP_GUARD_MS.to_string()];
+            let script = &backend.shared.scripts.cleanup;
+            // Best effort: what is left is left to its physical expiry.
+            backend.run("cleanup", script, &[&lock_key, &index_key], &arguments).await
+        });
+    }
+}
+
+impl fmt::Debug for RedisBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisBackend")
+            .field("prefix", &self.shared.names.space.prefix())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The scripts need errors of commands to keep their code, which is new in 7.0. A user who may not
+/// ask for the version is trusted.
+async fn refuse_an_old_server(connection: &mut ConnectionManager) -> Result<()> {
+    const OLDEST: u32 = 7;
+    let info = redis::cmd("INFO").arg("server").query_async::<String>(connection).await;
+    let Ok(info) = info else { return Ok(()) };
+    let version = info.lines().find_map(|line| line.strip_prefix("redis_version:"));
+    let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+    match major {
+        Some(major) if major < OLDEST => Err(Error::invalid(format!(
+            "this redis is too old; {OLDEST}.0 is the oldest that works"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// A list that begins with a number, as most scripts answer.
+fn list(answer: &Value) -> Option<(i64, &[Value])> {
+    let Value::Array(items) = answer else { return None };
+    match items.split_first()? {
+        (Value::Int(number), rest) => Some((*number, rest)),
+        _ => None,
+    }
+}
+
+fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        _ => text(value)?.parse().ok(),
+    }
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => str::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
+impl LockBackend for RedisBackend {
+    type Fencing = Fenced;
+
+    fn capabilities(&self) -> Capabilities {
+        // An undo leaves a mark by which a late copy of its acquire is refused.
+        Capabilities::new::<Fenced>("redis", TimeAuthority::Server).with_final_undo()
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+        const OPERATION: &str = "acquire";
+        let (names, key, lock_id) = (&self.shared.names, request.key(), request.lock_id());
+        let lock_key = names.lock_key(key)?;
+        let index_key = names.space.index_key(&lock_id)?;
+        let fence_key = names.space.fence_key(&lock_key)?;
+        let ttl_ms = request.ttl().as_millis();
+        let arguments = [
+            lock_id.expose(),
+            &ttl_ms.to_string(),
+            &TIME_TOLERANCE_MS.to_string(),
+            &(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS).to_string(),
+            &serde_json::Value::from(key.as_str()).to_string(),
+            &Fence::MAX.get().to_string(),
+        ];
+        let keys = [lock_key.as_str(), &index_key, &fence_key];
+        let answer = self.run(OPERATION, &self.shared.scripts.acquire, &keys, &arguments).await;
+        let answer = answer.map_err(|error| error.with_key(key))?;
+        let outcome = match list(&answer) {
+            Some((0, [free_in])) => number(free_in).map(|free_in_ms| {
+                Ok(Acquire::Contended { free_in: Some(Duration::from_millis(free_in_ms)) })
+            }),
+            Some((1, [fence, expires])) => text(fence)
+                .and_then(|fence| fence.parse::<Fence>().ok())
+                .zip(number(expires))
+                .map(|(fence, expires_ms)| {
+                    fence.warn_near_the_end(key);
+                    Ok(Acquire::Acquired(Lease::new(fence, Timestamp::from_millis(expires_ms))))
+                }),
+            Some((2, [])) => Some(Ok(Acquire::Spent)),
+            Some((-1, [])) => Some(Err(error::foreign(OPERATION))),
+            Some((-2, [])) => Some(Err(Error::new(
+                ErrorCode::Internal,
+                "the lock id is already in use; nothing was changed",
+            )
+            .without_effect())),
+            Some((-3, [])) => Some(Err(Error::new(
+                ErrorCode::Internal,
+                "foreign data is stored where the fence counter belongs",
+            )
+            .without_effect())),
+            Some((-4, [])) => Some(Fence::after(Fence::MAX.get()).map(|_| Acquire::Spent)),
+            _ => None,
+        };
+        outcome
+            .unwrap_or_else(|| Err(error::nonsense(OPERATION)))
+            .map_err(|error| error.with_key(key).with_operation("redis", OPERATION))
+    }
+
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        const OPERATION: &str = "release";
+        /// Longer than any request is under way.
+        const MARK_MS: u64 = 60_000;
+        let lock_id = request.lock_id();
+        let [index_key, hinted] = self.keys_of(&lock_id, request.hint())?;
+        let mark_ms = if request.is_undo() { MARK_MS } else { 0 };
+        let arguments = [
+            lock_id.expose(),
+            &TIME_TOLERANCE_MS.to_string(),
+            &mark_ms.to_string(),
+            &self.shared.channels,
+        ];
+        let keys = [index_key.as_str(), &hinted];
+        let answer = self.run(OPERATION, &self.shared.scripts.release, &keys, &arguments).await;
+        match answer.map_err(|error| error.with_lock_id(lock_id))? {
+            Value::Int(1) => Ok(Release::Released),
+            Value::Int(0) => Ok(Release::NotHeld(Absence::NotFound)),
+            Value::Int(2) => Ok(Release::NotHeld(Absence::Expired)),
+            Value::Int(-1) => Err(error::foreign(OPERATION).with_lock_id(lock_id)),
+            _ => Err(error::nonsense(OPERATION).with_lock_id(lock_id)),
+        }
+    }
+
+    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+        const OPERATION: &str = "extend";
+        let lock_id = request.lock_id();
+        let [index_key, hinted] = self.keys_of(&lock_id, request.hint())?;
+        let ttl_ms = request.ttl().as_millis();
+        let arguments = [
+            lock_id.expose(),
+            &TIME_TOLERANCE_MS.to_string(),
+            &ttl_ms.to_string(),
+            &(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS).to_string(),
+        ];
+        let keys = [index_key.as_str(), &hinted];
+        let answer = self.run(OPERATION, &self.shared.scripts.extend, &keys, &arguments).await;
+        let answer = answer.map_err(|error| error.with_lock_id(lock_id))?;
+        let outcome = match list(&answer) {
+            Some((1, [expires])) => number(expires).map(|expires_ms| {
+                Ok(Extend::Extended(Extension::new(Timestamp::from_millis(expires_ms))))
+            }),
+            Some((0, [])) => Some(Ok(Extend::NotHeld(Absence::NotFound))),
+            Some((2, [])) => Some(Ok(Extend::NotHeld(Absence::Expired))),
+            Some((-1, [])) => Some(Err(error::foreign(OPERATION))),
+            _ => None,
+        };
+        outcome
+            .unwrap_or_else(|| Err(error::nonsense(OPERATION)))
+            .map_err(|error| error.with_lock_id(lock_id))
+    }
+
+    async fn is_locked(&self, key: &Key) -> Result<bool> {
+        const OPERATION: &str = "is_locked";
+        let lock_key = self.shared.names.lock_key(key)?;
+        let tolerance = TIME_TOLERANCE_MS.to_string();
+        let script = &self.shared.scripts.is_locked;
+        let answer = self.run(OPERATION, script, &[&lock_key], &[&tolerance]).await;
+        let answer = answer.map_err(|error| error.with_key(key))?;
+        match list(&answer) {
+            Some((0, [])) => Ok(false),
+            Some((live @ (0 | 1), [expired, lock_id])) => {
+                let holder = text(lock_id).and_then(|id| LockId::parse(id).ok());
+                let expired_ms = number(expired).ok_or_else(|| error::nonsense(OPERATION))?;
+                // Only the difference counts.
+                let (expires_at, now) =
+                    (Timestamp::from_millis(0), Timestamp::from_millis(expired_ms));
+                if self.shared.cleanup.admits(expires_at, now)
+                    && let Some(holder) = holder
+                {
+                    self.clean_up(lock_key, holder);
+                }
+                Ok(live == 1)
+            }
+            Some((-1, [])) => Err(error::foreign(OPERATION).with_key(key)),
+            _ => Err(error::nonsense(OPERATION).with_key(key)),
+        }
+    }
+
+    async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
+        let lock_key = self.shared.names.lock_key(key)?;
+        let found = self.lookup(&lock_key, "").await;
+        found.map_err(|error| error.with_key(key))
+    }
+
+    async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
+        let index_key = self.shared.names.space.index_key(lock_id)?;
+        let found = self.lookup(&index_key, lock_id.expose()).await;
+        found.map_err(|error| error.with_lock_id(*lock_id))
+    }
+
+    async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
+        let lock_key = self.shared.names.lock_key(key).ok()?;
+        let hash = redis::Script::new(&lock_key).get_hash().to_owned();
+        let channel = format!("{}{hash}", self.shared.channels);
+        self.shared.waker.subscribe(key, channel).await
+    }
+}
+
+impl RedisBackend {
+    async fn lookup(&self, name: &str, lock_id: &str) -> Result<Option<StoredLock>> {
+        const OPERATION: &str = "lookup";
+        let tolerance = TIME_TOLERANCE_MS.to_string();
+        let script = &self.shared.scripts.lookup;
+        match self.run(OPERATION, script, &[name], &[&tolerance, lock_id]).await? {
+            Value::Nil => Ok(None),
+            Value::BulkString(json) => record::parse(&json, OPERATION).map(Some),
+            Value::Int(-1) => Err(error::foreign(OPERATION)),
+            _ => Err(error::nonsense(OPERATION)),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! A lock as it is stored: JSON, in whatever order and with whatever else its writer put in.
+
+use serde::Deserialize;
+
+use super::error;
+use crate::common::error::Result;
+use crate::common::fence::Fence;
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::common::time::Timestamp;
+use crate::contract::stored_lock::StoredLock;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Record {
+    lock_id: String,
+    // Lua writes large numbers in exponent form, so these are read as floats.
+    expires_at_ms: f64,
+    acquired_at_ms: f64,
+    key: String,
+    fence: String,
+}
+
+/// Reads a record; what makes no sense is an error, never a panic.
+pub(super) fn parse(json: &[u8], operation: &'static str) -> Result<StoredLock> {
+    let foreign = || error::foreign(operation);
+    let record: Record = serde_json::from_slice(json).map_err(|_cause| foreign())?;
+    Ok(StoredLock::new(
+        Key::new(record.key).map_err(|_cause| foreign())?,
+        LockId::parse(&record.lock_id).map_err(|_cause| foreign())?,
+        record.fence.parse::<Fence>().map_err(|_cause| foreign())?,
+        millis(record.acquired_at_ms).ok_or_else(foreign)?,
+        millis(record.expires_at_ms).ok_or_else(foreign)?,
+    ))
+}
+
+fn millis(number: f64) -> Option<Timestamp> {
+    const TWO_TO_THE_53: f64 = 9_007_199_254_740_992.0;
+    if !(0.0..TWO_TO_THE_53).contains(&number) {
+        return None;
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
+    let whole = number as u64;
+    Some(Timestamp::from_millis(whole))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_order_any_escapes_any_numbers_and_unknown_fields_are_read() {
+        let json = br#"{"fence":"000000000000007","acquiredAtMs":1.794769120208e+12,"more":[1],
+            "key":"a\/b","expiresAtMs":1794769150208.0,"lockId":"WERfqnNu2ScFxRRPeY_ufw"}"#;
+        let lock = parse(json, "lookup").expect("a record");
+        assert_eq!(lock.key.as_str(), "a/b");
+        assert_eq!(lock.token.get(), 7);
+        assert_eq!(lock.acquired_at.as_millis(), 1_794_769_120_208);
+        assert_eq!(lock.expires_at.as_millis(), 1_794_769_150_208);
+    }
+
+    #[test]
+    fn nonsense_is_an_error() {
+        let good = r#"{"lockId":"WERfqnNu2ScFxRRPeY_ufw","expiresAtMs":2,"acquiredAtMs":1,
+            "key":"k","fence":"000000000000007"}"#;
+        assert!(parse(good.as_bytes(), "lookup").is_ok());
+        for (from, to) in [
+            ("WERfqnNu2ScFxRRPeY_ufw", "short"),
+            ("000000000000007", "7"),
+            (":2,", ":-2,"),
+            (":2,", ":1e300,"),
+            (":\"k\"", ":\"\""),
+            ("{", "["),
+        ] {
+            let error = parse(good.replace(from, to).as_bytes(), "lookup").expect_err(to);
+            assert_eq!(error.code(), crate::ErrorCode::Internal);
+        }
+    }
+}

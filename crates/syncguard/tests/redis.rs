@@ -1,0 +1,168 @@
+//! The Redis backend on real servers: the conformance kit, faults, and the TypeScript
+//! implementation as a peer.
+#![cfg(all(feature = "redis", feature = "conformance"))]
+
+use std::sync::{Arc, LazyLock};
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncCommands, Client};
+use serde_json::{Value, json};
+use syncguard::conformance::{Fixture, RawLock};
+use syncguard::redis::RedisConfig;
+use syncguard::{
+    AnyBackend, Fence, Key, KeySpace, Layer, LockId, RedisBackend, TelemetryLayer, TracingSink,
+};
+use test_support::{RedisOptions, RedisServer};
+
+/// One server for all cases of the kit; they use keys of their own.
+static SERVER: LazyLock<Option<RedisServer>> =
+    LazyLock::new(|| RedisServer::start(&RedisOptions::default()));
+
+struct RedisFixture {
+    url: String,
+    prefix: String,
+    space: KeySpace,
+    raw: MultiplexedConnection,
+}
+
+impl RedisFixture {
+    /// On the shared server, with the default prefix.
+    async fn shared() -> Self {
+        let server = SERVER.as_ref().expect("checked by every test");
+        Self::new(server.url(), "syncguard").await
+    }
+
+    async fn new(url: String, prefix: &str) -> Self {
+        let client = Client::open(url.as_str()).expect("a URL");
+        let raw = client.get_multiplexed_async_connection().await.expect("connects");
+        let space = KeySpace::new(prefix, 1000, 26).expect("valid");
+        Self { url, prefix: prefix.to_owned(), space, raw }
+    }
+
+    fn config(&self) -> RedisConfig {
+        RedisConfig::from_url(&self.url).expect("a URL").prefix(self.prefix.as_str())
+    }
+
+    fn lock_key(&self, key: &Key) -> String {
+        self.space.lock_key(key).expect("fits")
+    }
+
+    fn fence_key(&self, key: &Key) -> String {
+        self.space.fence_key(&self.lock_key(key)).expect("fits")
+    }
+
+    fn index_key(&self, lock_id: &LockId) -> String {
+        self.space.index_key(lock_id).expect("fits")
+    }
+
+    async fn now_ms(&self) -> i64 {
+        let (seconds, micros): (i64, i64) =
+            redis::cmd("TIME").query_async(&mut self.raw.clone()).await.expect("works");
+        seconds * 1000 + micros / 1000
+    }
+
+    async fn get(&self, name: &str) -> Option<String> {
+        self.raw.clone().get(name).await.expect("works")
+    }
+
+    async fn set(&self, name: &str, value: &str) {
+        self.raw.clone().set::<_, _, ()>(name, value).await.expect("works");
+    }
+}
+
+impl Fixture for RedisFixture {
+    type Backend = RedisBackend;
+
+    async fn backend(&self) -> RedisBackend {
+        RedisBackend::connect(self.config()).await.expect("connects")
+    }
+
+    async fn backend_with_cleanup(&self) -> RedisBackend {
+        let config = self.config().cleanup_in_is_locked(true);
+        RedisBackend::connect(config).await.expect("connects")
+    }
+
+    async fn plant(&self, lock: &RawLock) {
+        let now = self.now_ms().await;
+        let record = json!({
+            "key": lock.key.as_str(),
+            "lockId": lock.lock_id.expose(),
+            "fence": lock.fence.to_string(),
+            "acquiredAtMs": now - lock.acquired_ms_ago,
+            "expiresAtMs": now + lock.expires_in_ms,
+        });
+        if let Some(old) = self.peek(&lock.key).await {
+            self.raw.clone().del::<_, ()>(self.index_key(&old.lock_id)).await.expect("works");
+        }
+        let lock_key = self.lock_key(&lock.key);
+        self.set(&lock_key, &record.to_string()).await;
+        self.set(&self.index_key(&lock.lock_id), &lock_key).await;
+        self.set(&self.fence_key(&lock.key), &lock.fence.get().to_string()).await;
+    }
+
+    async fn peek(&self, key: &Key) -> Option<RawLock> {
+        let now = self.now_ms().await;
+        let record: Value = serde_json::from_str(&self.get(&self.lock_key(key)).await?).ok()?;
+        let number = |name: &str| record[name].as_f64().expect("a number");
+        #[expect(clippy::cast_possible_truncation, reason = "times are whole")]
+        let millis = |name: &str| number(name) as i64;
+        let text = |name: &str| record[name].as_str().expect("a text").to_owned();
+        Some(RawLock {
+            key: Key::new(text("key")).expect("valid"),
+            lock_id: LockId::parse(&text("lockId")).expect("valid"),
+            fence: text("fence").parse::<Fence>().expect("15 digits"),
+            acquired_ms_ago: now - millis("acquiredAtMs"),
+            expires_in_ms: millis("expiresAtMs") - now,
+        })
+    }
+
+    async fn knows_id(&self, lock_id: &LockId) -> bool {
+        // The mark of an undo leads nowhere.
+        self.get(&self.index_key(lock_id)).await.is_some_and(|lock_key| !lock_key.is_empty())
+    }
+
+    async fn fence_counter(&self, key: &Key) -> u64 {
+        let counter = self.get(&self.fence_key(key)).await;
+        counter.map_or(0, |counter| counter.parse().expect("a number"))
+    }
+
+    async fn set_fence_counter(&self, key: &Key, counter: u64) {
+        self.set(&self.fence_key(key), &counter.to_string()).await;
+    }
+
+    async fn corrupt(&self, key: &Key) -> bool {
+        self.set(&self.lock_key(key), "not json").await;
+        true
+    }
+}
+
+/// The kit, unless Redis is not installed.
+macro_rules! kit {
+    ($name:ident, $fixture:expr) => {
+        mod $name {
+            use super::*;
+
+            syncguard::conformance_tests!({
+                if SERVER.is_none() {
+                    return;
+                }
+                $fixture
+            });
+        }
+    };
+}
+
+kit!(standalone, RedisFixture::shared().await);
+kit!(erased, RedisFixture::shared().await.wrapped(AnyBackend::new));
+kit!(under_telemetry, {
+    let layer = TelemetryLayer::new(Arc::new(TracingSink));
+    RedisFixture::shared().await.wrapped(move |backend| layer.layer(backend))
+});
+kit!(prefix_of_470_bytes, {
+    let url = SERVER.as_ref().expect("checked").url();
+    RedisFixture::new(url, &"p".repeat(470)).await
+});
+kit!(prefix_of_950_bytes, {
+    let url = SERVER.as_ref().expect("checked").url();
+    RedisFixture::new(url, &"p".repeat(950)).await
+});

@@ -1,0 +1,10 @@
+//! What tests with real servers need: the servers, started on free ports in temporary directories,
+//! and a TCP proxy that misbehaves on demand.
+
+mod process;
+mod proxy;
+mod redis;
+
+pub use process::find_program;
+pub use proxy::{Fault, Proxy};
+pub use redis::{RedisOptions, RedisServer};

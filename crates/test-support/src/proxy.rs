@@ -1,0 +1,128 @@
+//! A TCP proxy that misbehaves on demand.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// What the proxy does to traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing: it passes everything on.
+    None,
+    /// It waits this long before it passes anything on, in both directions.
+    Delay(Duration),
+    /// It passes requests on and swallows the replies.
+    SwallowReplies,
+    /// It swallows everything, in both directions.
+    BlackHole,
+    /// It resets the connection after this many more bytes of replies.
+    ResetAfter(usize),
+    /// It closes its sending side towards the client and goes on reading.
+    HalfClose,
+}
+
+/// A proxy on a free port.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    fault: Arc<Mutex<Fault>>,
+    accepting: JoinHandle<()>,
+}
+
+impl Proxy {
+    /// Starts a proxy to a port on 127.0.0.1.
+    ///
+    /// # Panics
+    ///
+    /// When there is no free port.
+    pub async fn start(to_port: u16) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let fault = Arc::new(Mutex::new(Fault::None));
+        let accepting = tokio::spawn({
+            let fault = Arc::clone(&fault);
+            async move {
+                while let Ok((client, _)) = listener.accept().await {
+                    let fault = Arc::clone(&fault);
+                    tokio::spawn(async move {
+                        if let Ok(server) = TcpStream::connect(("127.0.0.1", to_port)).await {
+                            carry(client, server, &fault).await;
+                        }
+                    });
+                }
+            }
+        });
+        Self { address, fault, accepting }
+    }
+
+    /// The port of the proxy.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// Misbehaves from now on, on all connections, or behaves again.
+    ///
+    /// # Panics
+    ///
+    /// Never; a panic elsewhere does not poison the proxy.
+    pub fn set(&self, fault: Fault) {
+        *self.fault.lock().expect("no panic inside") = fault;
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// Carries bytes both ways until one side ends or a fault ends it.
+async fn carry(client: TcpStream, server: TcpStream, fault: &Mutex<Fault>) {
+    let now = || *fault.lock().expect("no panic inside");
+    let (mut requests, mut replies) = (vec![0; 16_384], vec![0; 16_384]);
+    let (mut client, mut server) = (client, server);
+    loop {
+        tokio::select! {
+            read = client.read(&mut requests) => {
+                let Ok(count @ 1..) = read else { return };
+                match now() {
+                    Fault::BlackHole => continue,
+                    Fault::Delay(by) => tokio::time::sleep(by).await,
+                    _ => {}
+                }
+                if server.write_all(&requests[..count]).await.is_err() {
+                    return;
+                }
+            }
+            read = server.read(&mut replies) => {
+                let Ok(count @ 1..) = read else { return };
+                match now() {
+                    Fault::BlackHole | Fault::SwallowReplies => continue,
+                    Fault::Delay(by) => tokio::time::sleep(by).await,
+                    Fault::ResetAfter(bytes) if bytes < count => {
+                        // Whatever happens to the part, the connection ends here, with a reset.
+                        drop(client.write_all(&replies[..bytes]).await);
+                        drop(client.set_zero_linger());
+                        return;
+                    }
+                    Fault::ResetAfter(bytes) => {
+                        *fault.lock().expect("no panic inside") = Fault::ResetAfter(bytes - count);
+                    }
+                    Fault::HalfClose => {
+                        drop(client.shutdown().await);
+                        continue;
+                    }
+                    Fault::None => {}
+                }
+                if client.write_all(&replies[..count]).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}

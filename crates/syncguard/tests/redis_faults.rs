@@ -1,0 +1,379 @@
+//! The Redis backend when things go wrong: crashes, pauses, cut connections, flushed scripts, and
+//! everything that a person can get wrong.
+#![cfg(feature = "redis")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use redis::{AsyncCommands, Client};
+use syncguard::redis::RedisConfig;
+use syncguard::{
+    Acquire, AcquireRequest, ErrorCode, Key, LockBackend, LockOptions, Locker, LostReason,
+    RedisBackend, Release, ReleaseRequest, RetryPolicy, Ttl,
+};
+use test_support::{Fault, Proxy, RedisOptions, RedisServer};
+
+fn key(text: &str) -> Key {
+    Key::new(text).expect("valid")
+}
+
+fn ttl(ms: u64) -> Ttl {
+    Ttl::new(Duration::from_millis(ms)).expect("valid")
+}
+
+fn config(url: &str) -> RedisConfig {
+    RedisConfig::from_url(url).expect("a URL").response_timeout(Duration::from_millis(500))
+}
+
+async fn connect(url: &str) -> RedisBackend {
+    RedisBackend::connect(config(url)).await.expect("connects")
+}
+
+/// Waits until something holds, and says what if it does not.
+async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
+    let started = Instant::now();
+    while !check().await {
+        assert!(started.elapsed() < Duration::from_secs(20), "{what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_fence_repeats_after_a_crash_with_aof() {
+    let Some(mut server) = RedisServer::start(&RedisOptions::default().with_aof()) else { return };
+    let backend = connect(&server.url()).await;
+    let mut last = 0;
+    for _ in 0..3 {
+        for _ in 0..20 {
+            let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
+            let outcome = backend.acquire(&request).await.expect("works");
+            let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+            assert!(lease.fence().get() > last);
+            last = lease.fence().get();
+            let release = ReleaseRequest::new(request.lock_id());
+            assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+        }
+        server.crash_and_restart();
+        // The backend connects again by itself.
+        eventually("the backend is back", async || backend.is_locked(&key("k")).await.is_ok())
+            .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_survives_a_crash_with_aof_and_its_holder_can_release_it() {
+    let Some(mut server) = RedisServer::start(&RedisOptions::default().with_aof()) else { return };
+    let options = LockOptions::default().ttl(ttl(20_000)).renew();
+    let locker = Locker::builder(connect(&server.url()).await).options(options).build();
+    let locker = locker.expect("in a runtime");
+    let mut guard = locker.lock("k").await.expect("free");
+    server.crash_and_restart();
+    eventually("released", async || matches!(guard.release().await, Ok(Release::Released))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_server_is_a_timeout_and_the_lock_applied_meanwhile_is_undone() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let backend = connect(&server.url()).await;
+    let options = LockOptions::default().timeout(Duration::from_secs(10));
+    let locker = Locker::builder(backend.clone()).options(options).build().expect("in a runtime");
+    server.pause();
+    let started = Instant::now();
+    let error = locker.lock("k").await.expect_err("no answer");
+    assert_eq!(error.code(), ErrorCode::NetworkTimeout);
+    assert!(started.elapsed() < Duration::from_secs(6), "it does not hang");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    server.resume();
+    eventually("the undo has come through", async || {
+        let request = AcquireRequest::new(key("k"), ttl(1000)).expect("randomness");
+        matches!(backend.acquire(&request).await, Ok(Acquire::Acquired(_)))
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_undo_that_overtakes_its_acquire_is_final() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let backend = connect(&server.url()).await;
+    let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
+    let undone = backend.release(&ReleaseRequest::undo(&request)).await.expect("works");
+    assert!(matches!(undone, Release::NotHeld(_)), "{undone:?}");
+    let late = backend.acquire(&request).await.expect("works");
+    assert!(matches!(late, Acquire::Spent), "{late:?}");
+    assert!(!backend.is_locked(&key("k")).await.expect("works"));
+}
+
+/// Cuts the connection at every place of a reply, again and again: no orphan lasts, and no reply is
+/// taken for another's.
+#[tokio::test(flavor = "multi_thread")]
+async fn five_hundred_resets_leave_no_orphan_and_mix_up_no_reply() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let direct = connect(&server.url()).await;
+    let through = connect(&format!("redis://127.0.0.1:{}/0", proxy.port())).await;
+    let options = LockOptions::default().timeout(Duration::from_secs(5));
+    let locker = Locker::builder(through).options(options).build().expect("in a runtime");
+    let mut random = 1_u64;
+    let (mut cut, mut served) = (0, 0);
+    for round in 0..500 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        proxy.set(Fault::ResetAfter(usize::try_from((random >> 33) % 120).expect("small")));
+        let key = key(&format!("k{}", round % 7));
+        match locker.try_lock(&key).await {
+            Ok(Some(mut guard)) => {
+                served += 1;
+                let found = syncguard::diagnostics::get_by_key_raw(&direct, &key).await;
+                let found = found.expect("works").expect("what was granted is there");
+                assert_eq!(found.lock_id, guard.lock_id(), "a reply was mixed up");
+                assert_eq!(found.info.fence, Some(guard.fence()));
+                drop(guard.release().await);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                cut += 1;
+                assert!(error.is_retryable(), "{error:?}");
+            }
+        }
+    }
+    proxy.set(Fault::None);
+    locker.shutdown_within(Duration::from_secs(60)).await.expect("all undone");
+    assert!(cut > 50 && served > 50, "{cut} cut, {served} served");
+    for number in 0..7 {
+        let key = key(&format!("k{number}"));
+        assert!(!direct.is_locked(&key).await.expect("works"), "an orphan at {key:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_black_hole_is_a_typed_timeout_and_heals() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let backend = connect(&format!("redis://127.0.0.1:{}/0", proxy.port())).await;
+    for fault in [Fault::BlackHole, Fault::SwallowReplies, Fault::HalfClose] {
+        proxy.set(fault);
+        let started = Instant::now();
+        let request = AcquireRequest::new(key("k"), ttl(1000)).expect("randomness");
+        let error = backend.acquire(&request).await.expect_err("nobody answers");
+        assert!(error.is_retryable(), "{fault:?}: {error:?}");
+        assert!(started.elapsed() < Duration::from_secs(6), "{fault:?} does not hang");
+        proxy.set(Fault::None);
+        eventually("healed", async || backend.is_locked(&key("other")).await.is_ok()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flushed_scripts_are_sent_again_and_grant_once() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let backend = connect(&server.url()).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let flushing = tokio::spawn({
+        let (stop, client) = (Arc::clone(&stop), Client::open(server.url()).expect("a URL"));
+        async move {
+            let mut raw = client.get_multiplexed_async_connection().await.expect("connects");
+            while !stop.load(Ordering::Relaxed) {
+                redis::cmd("SCRIPT").arg("FLUSH").query_async::<()>(&mut raw).await.expect("works");
+            }
+        }
+    });
+    let tasks: Vec<_> = (0..8)
+        .map(|task| {
+            let backend = backend.clone();
+            tokio::spawn(async move {
+                let key = key(&format!("k{task}"));
+                for fence in 1..=100 {
+                    let request =
+                        AcquireRequest::new(key.clone(), Ttl::DEFAULT).expect("randomness");
+                    let outcome = backend.acquire(&request).await.expect("works");
+                    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+                    assert_eq!(lease.fence().get(), fence, "granted exactly once each");
+                    let release = ReleaseRequest::new(request.lock_id());
+                    let released = backend.release(&release).await.expect("works");
+                    assert_eq!(released, Release::Released);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    stop.store(true, Ordering::Relaxed);
+    flushing.await.expect("no panic");
+}
+
+/// The paused holder of the fencing guide: its write is refused by a script that knows the fence.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_write_of_a_paused_holder_is_refused_by_the_fence() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let options = LockOptions::default().ttl(ttl(200));
+    let locker = Locker::builder(connect(&server.url()).await).options(options).build();
+    let locker = locker.expect("in a runtime");
+    let write = redis::Script::new(
+        "local seen = tonumber(redis.call('HGET', KEYS[1], 'fence') or '0')
+         if tonumber(ARGV[1]) < seen then return 0 end
+         redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'text', ARGV[2])
+         return 1",
+    );
+    let client = Client::open(server.url()).expect("a URL");
+    let mut raw = client.get_multiplexed_async_connection().await.expect("connects");
+    let paused = locker.lock("document").await.expect("free");
+    assert_eq!(paused.lost().await, LostReason::Expired);
+    let current = locker.lock("document").await.expect("taken over");
+    let mut accepted = Vec::new();
+    for (holder, text) in [(&current, "current"), (&paused, "paused")] {
+        let mut call = write.key("the document");
+        let call = call.arg(holder.fence().get()).arg(text);
+        accepted.push(call.invoke_async::<i64>(&mut raw).await.expect("works"));
+    }
+    assert_eq!(accepted, [1, 0]);
+    let text: String = raw.hget("the document", "text").await.expect("works");
+    assert_eq!(text, "current");
+}
+
+/// A restart cuts the subscription too; waiters are woken again afterwards, and never wait longer
+/// than the net meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn wake_ups_come_back_after_a_restart() {
+    let Some(mut server) = RedisServer::start(&RedisOptions::default().with_aof()) else { return };
+    let backend = connect(&server.url()).await;
+    let much_later = Duration::from_secs(3600);
+    let retry = RetryPolicy { delay: much_later, ..RetryPolicy::default() };
+    let options = LockOptions::default().timeout(Duration::from_secs(30)).retry(retry);
+    let waiter = Locker::builder(backend.clone()).options(options.clone());
+    let waiter = waiter.poll_interval(much_later).build().expect("in a runtime");
+    let holder = Locker::builder(backend).options(options).build().expect("in a runtime");
+    let mut guard = holder.lock("k").await.expect("free");
+    let waiting = tokio::spawn(async move { waiter.lock("k").await.map(drop) });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    server.crash_and_restart();
+    eventually("released", async || guard.release().await.is_ok()).await;
+    let woken = tokio::time::timeout(Duration::from_secs(15), waiting).await;
+    woken.expect("woken, not polled").expect("no panic").expect("acquired");
+}
+
+async fn refused(url: &str) -> syncguard::Error {
+    match RedisConfig::from_url(url) {
+        Ok(config) => {
+            let config = config.connect_timeout(Duration::from_millis(1500));
+            let started = Instant::now();
+            let error = RedisBackend::connect(config).await.expect_err("it must be refused");
+            assert!(started.elapsed() < Duration::from_secs(5), "it does not hang");
+            error
+        }
+        Err(error) => error,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_person_gets_wrong_has_a_code_and_no_password_in_it() {
+    let password = "canary-password";
+    let options = RedisOptions::default().with(["--requirepass", "right"]);
+    let Some(server) = RedisServer::start(&options) else { return };
+    let port = server.port();
+    let closed = RedisServer::start(&RedisOptions::default()).expect("installed");
+    let closed_port = closed.port();
+    drop(closed);
+    let cases = [
+        (format!("redis://:{password}@127.0.0.1:{port}/0"), ErrorCode::AuthFailed),
+        (format!("redis://127.0.0.1:{port}/0"), ErrorCode::AuthFailed),
+        (format!("redis://:{password}@127.0.0.1:{closed_port}/0"), ErrorCode::ServiceUnavailable),
+        (format!("http://:{password}@127.0.0.1:{port}/0"), ErrorCode::InvalidArgument),
+        (format!("redis://:{password}@127.0.0.1:{port}/x"), ErrorCode::InvalidArgument),
+        (format!("redis://:{password}@"), ErrorCode::InvalidArgument),
+        (String::new(), ErrorCode::InvalidArgument),
+    ];
+    for (url, expected) in cases {
+        let error = refused(&url).await;
+        assert_eq!(error.code(), expected, "{url}: {error:?}");
+        let mut shown = format!("{error} {error:?}");
+        let mut source = std::error::Error::source(&error);
+        while let Some(cause) = source {
+            shown.push_str(&format!(" {cause} {cause:?}"));
+            source = cause.source();
+        }
+        assert!(!shown.contains("canary"), "{shown}");
+    }
+    for prefix in ["fence", "my-fence", "a:fence:b", &"p".repeat(952)] {
+        let config = config(&format!("redis://:right@127.0.0.1:{port}/0")).prefix(prefix);
+        let shown = format!("{config:?}");
+        assert!(!shown.contains("right"), "{shown}");
+        let error = RedisBackend::connect(config).await.expect_err("a bad prefix");
+        assert_eq!(error.code(), ErrorCode::InvalidArgument, "{prefix}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_refuses_has_the_code_of_the_table() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let backend = connect(&server.url()).await;
+    let client = Client::open(server.url()).expect("a URL");
+    let mut raw = client.get_multiplexed_async_connection().await.expect("connects");
+    let acquire = |text: &str| AcquireRequest::new(key(text), Ttl::DEFAULT).expect("randomness");
+    let set = |name: &str, value: &str| {
+        let mut set = redis::cmd("CONFIG");
+        set.arg("SET").arg(name).arg(value);
+        set
+    };
+    // Another type of data where the lock belongs.
+    raw.lpush::<_, _, ()>("syncguard:list", "x").await.expect("works");
+    let error = backend.acquire(&acquire("list")).await.expect_err("a list is there");
+    assert_eq!(error.code(), ErrorCode::InvalidArgument, "{error:?}");
+    // Out of memory.
+    let held = acquire("held");
+    drop(backend.acquire(&held).await.expect("works"));
+    set("maxmemory", "1").query_async::<()>(&mut raw).await.expect("works");
+    let error = backend.acquire(&acquire("k")).await.expect_err("no memory");
+    assert_eq!(error.code(), ErrorCode::RateLimited, "{error:?}");
+    let released = backend.release(&ReleaseRequest::new(held.lock_id())).await.expect("works");
+    assert_eq!(released, Release::Released, "a release needs no memory");
+    set("maxmemory", "0").query_async::<()>(&mut raw).await.expect("works");
+    // Too few replicas.
+    set("min-replicas-to-write", "1").query_async::<()>(&mut raw).await.expect("works");
+    let error = backend.acquire(&acquire("k")).await.expect_err("no replica");
+    assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+    set("min-replicas-to-write", "0").query_async::<()>(&mut raw).await.expect("works");
+    // A read-only replica.
+    let replica = RedisOptions::default().with(["--replicaof", "127.0.0.1", "1"]);
+    let replica = RedisServer::start(&replica).expect("installed");
+    let on_replica = connect(&replica.url()).await;
+    let error = on_replica.acquire(&acquire("k")).await.expect_err("read-only");
+    assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+    // As many clients as it allows.
+    set("maxclients", "1").query_async::<()>(&mut raw).await.expect("works");
+    let error = RedisBackend::connect(config(&server.url())).await.expect_err("full");
+    assert_eq!(error.code(), ErrorCode::RateLimited, "{error:?}");
+}
+
+/// A user with exactly the rights of the documented ACL line can do everything; without the right to
+/// the channels, waiters poll.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_acl_line_is_enough() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let client = Client::open(server.url()).expect("a URL");
+    let mut raw = client.get_multiplexed_async_connection().await.expect("connects");
+    let rights = "on >secret ~syncguard:* resetchannels -@all +evalsha +eval +get +set +del +incr \
+                  +time +publish +subscribe +unsubscribe +ping +hello +client|setinfo";
+    for (user, channels) in [("full", "&syncguard:wake:*"), ("mute", "")] {
+        let mut acl = redis::cmd("ACL");
+        acl.arg("SETUSER").arg(user);
+        for right in rights.split_whitespace().chain(channels.split_whitespace()) {
+            acl.arg(right);
+        }
+        acl.query_async::<()>(&mut raw).await.expect("works");
+        let url = format!("redis://{user}:secret@127.0.0.1:{}/0", server.port());
+        let options = LockOptions::default().timeout(Duration::from_secs(10));
+        let backend = connect(&url).await;
+        let here = Locker::builder(backend.clone()).options(options.clone()).build();
+        let there = Locker::builder(backend).options(options).build().expect("in a runtime");
+        let mut guard = here.expect("in a runtime").lock(user).await.expect("free");
+        let waiting = tokio::spawn(async move { there.lock(user).await.map(drop) });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(guard.release().await.expect("works"), Release::Released);
+        waiting.await.expect("no panic").expect("acquired");
+    }
+    let url = format!("redis://full:secret@127.0.0.1:{}/0", server.port());
+    let config = config(&url).prefix("elsewhere");
+    let backend = RedisBackend::connect(config).await.expect("connects");
+    let error = backend.is_locked(&key("k")).await.expect_err("no right to these names");
+    assert_eq!(error.code(), ErrorCode::AuthFailed, "{error:?}");
+}

@@ -117,6 +117,9 @@ async fn five_hundred_resets_leave_no_orphan_and_mix_up_no_reply() {
     let mut random = 1_u64;
     let (mut cut, mut served) = (0, 0);
     for round in 0..500 {
+        // The driver's own greeting is not what is to be cut.
+        proxy.set(Fault::None);
+        eventually("connected", async || locker.backend().is_locked(&key("k")).await.is_ok()).await;
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         proxy.set(Fault::ResetAfter(usize::try_from((random >> 33) % 120).expect("small")));
         let key = key(&format!("k{}", round % 7));
@@ -239,6 +242,7 @@ async fn wake_ups_come_back_after_a_restart() {
     let much_later = Duration::from_secs(3600);
     let retry = RetryPolicy { delay: much_later, ..RetryPolicy::default() };
     let options = LockOptions::default().timeout(Duration::from_secs(30)).retry(retry);
+    let options = options.ride_out_errors(true);
     let waiter = Locker::builder(backend.clone()).options(options.clone());
     let waiter = waiter.poll_interval(much_later).build().expect("in a runtime");
     let holder = Locker::builder(backend).options(options).build().expect("in a runtime");
@@ -352,7 +356,7 @@ async fn the_documented_acl_line_is_enough() {
     let client = Client::open(server.url()).expect("a URL");
     let mut raw = client.get_multiplexed_async_connection().await.expect("connects");
     let rights = "on >secret ~syncguard:* resetchannels -@all +evalsha +eval +get +set +del +incr \
-                  +time +publish +subscribe +unsubscribe +ping +hello +client|setinfo";
+                  +time +publish +subscribe +unsubscribe +ping +hello";
     for (user, channels) in [("full", "&syncguard:wake:*"), ("mute", "")] {
         let mut acl = redis::cmd("ACL");
         acl.arg("SETUSER").arg(user);

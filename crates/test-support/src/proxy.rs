@@ -86,12 +86,20 @@ async fn carry(client: TcpStream, server: TcpStream, fault: &Mutex<Fault>) {
     let now = || *fault.lock().expect("no panic inside");
     let (mut requests, mut replies) = (vec![0; 16_384], vec![0; 16_384]);
     let (mut client, mut server) = (client, server);
+    // What was swallowed is missing in the stream, so the connection cannot go on afterwards: like
+    // one whose firewall has forgotten it, it ends when it is used again.
+    let mut has_gap = false;
     loop {
         tokio::select! {
             read = client.read(&mut requests) => {
                 let Ok(count @ 1..) = read else { return };
                 match now() {
-                    Fault::BlackHole => continue,
+                    Fault::BlackHole => {
+                        has_gap = true;
+                        continue;
+                    }
+                    Fault::SwallowReplies => {}
+                    _ if has_gap => return,
                     Fault::Delay(by) => tokio::time::sleep(by).await,
                     _ => {}
                 }
@@ -102,7 +110,11 @@ async fn carry(client: TcpStream, server: TcpStream, fault: &Mutex<Fault>) {
             read = server.read(&mut replies) => {
                 let Ok(count @ 1..) = read else { return };
                 match now() {
-                    Fault::BlackHole | Fault::SwallowReplies => continue,
+                    Fault::BlackHole | Fault::SwallowReplies => {
+                        has_gap = true;
+                        continue;
+                    }
+                    _ if has_gap => return,
                     Fault::Delay(by) => tokio::time::sleep(by).await,
                     Fault::ResetAfter(bytes) if bytes < count => {
                         // Whatever happens to the part, the connection ends here, with a reset.

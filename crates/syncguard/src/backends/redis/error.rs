@@ -39,18 +39,12 @@ fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
     use ErrorCode::{
         AuthFailed, Internal, InvalidArgument, NetworkTimeout, RateLimited, ServiceUnavailable,
     };
-    // The server refuses a connection too many with the code of everything else; only the text
-    // tells, and it is the whole text.
-    let is_full = |detail: Option<&str>| detail == Some("max number of clients reached");
     match error.code() {
         Some("NOAUTH" | "WRONGPASS") => (AuthFailed, "redis refused the credentials", false),
         Some("NOPERM") => {
             (AuthFailed, "the redis user lacks a right; see the guide's ACL line", false)
         }
         Some("OOM") => (RateLimited, "redis is out of memory", false),
-        Some("ERR") if is_full(error.detail()) => {
-            (RateLimited, "redis has as many clients as it allows", false)
-        }
         Some("READONLY") => {
             (ServiceUnavailable, "this redis is a read-only replica; connect to the primary", false)
         }
@@ -80,6 +74,12 @@ fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
             _ => (ServiceUnavailable, "the connection to redis was lost", true),
         },
     }
+}
+
+/// No answer came in time.
+pub(super) fn timeout(operation: &'static str) -> Error {
+    Error::new(ErrorCode::NetworkTimeout, "redis did not answer in time")
+        .with_operation("redis", operation)
 }
 
 /// An answer that no script of ours gives.

@@ -10,6 +10,7 @@
 //! See `docs/specs/redis.md` for what can make fences go backwards here.
 
 mod config;
+mod connection;
 mod error;
 mod record;
 mod scripts;
@@ -19,7 +20,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::{ConnectionAddr, ProtocolVersion, Value};
 
 use crate::common::cleanup::CleanupGate;
@@ -36,8 +36,9 @@ use crate::contract::stored_lock::StoredLock;
 use crate::contract::wake::WakeUps;
 use config::Names;
 pub use config::RedisConfig;
+use connection::Connection;
 pub use redis::Client;
-use scripts::{Script, Scripts};
+use scripts::Scripts;
 use wake::Waker;
 
 /// How long records outlive their tolerance, so that "expired" can be told from "not found".
@@ -50,14 +51,12 @@ pub struct RedisBackend {
 }
 
 struct Shared {
-    connection: ConnectionManager,
+    connection: Connection,
     names: Names,
     scripts: Scripts,
     waker: Waker,
     /// What channels of this database begin with; the hash of the lock's key follows.
     channels: String,
-    /// Everything together, connecting included, takes no longer than this.
-    patience: Duration,
     cleanup: Arc<CleanupGate>,
 }
 
@@ -78,23 +77,10 @@ impl RedisBackend {
         let channels = format!("{}:wake:{}:", names.space.prefix(), redis_info.db());
         let client = Client::open(info.clone().set_redis_settings(redis_info))
             .map_err(|cause| error::map(&cause, "connect"))?;
-        let manager = ConnectionManagerConfig::new()
-            .set_connection_timeout(Some(config.connect_timeout))
-            .set_response_timeout(Some(config.response_timeout))
-            .set_min_delay(Duration::from_millis(20))
-            .set_max_delay(Duration::from_secs(1))
-            .set_number_of_retries(0);
-        let connecting = ConnectionManager::new_with_config(client.clone(), manager);
-        let mut connection = tokio::time::timeout(config.connect_timeout, connecting)
-            .await
-            .map_err(|_elapsed| {
-                Error::new(ErrorCode::NetworkTimeout, "redis did not answer in time")
-                    .with_operation("redis", "connect")
-                    .without_effect()
-            })?
-            .map_err(|cause| error::map(&cause, "connect"))?;
-        refuse_an_old_server(&mut connection).await?;
-        let waker = Waker::start(client, config.connect_timeout);
+        let connection =
+            Connection::open(client, config.connect_timeout, config.response_timeout).await?;
+        refuse_an_old_server(&connection).await?;
+        let waker = Waker::start(connection.client().clone(), config.connect_timeout);
         Ok(Self {
             shared: Arc::new(Shared {
                 connection,
@@ -102,27 +88,9 @@ impl RedisBackend {
                 scripts: Scripts::new(),
                 waker,
                 channels,
-                patience: config.connect_timeout + config.response_timeout,
                 cleanup: Arc::new(CleanupGate::new(config.cleanup_in_is_locked)),
             }),
         })
-    }
-
-    async fn run(
-        &self,
-        operation: &'static str,
-        script: &Script,
-        keys: &[&str],
-        arguments: &[&str],
-    ) -> Result<Value> {
-        let running = script.run(self.shared.connection.clone(), keys, arguments);
-        match tokio::time::timeout(self.shared.patience, running).await {
-            Ok(answer) => answer.map_err(|cause| error::map(&cause, operation)),
-            Err(_elapsed) => {
-                Err(Error::new(ErrorCode::NetworkTimeout, "redis did not answer in time")
-                    .with_operation("redis", operation))
-            }
-        }
     }
 
     /// The index key of an id and the lock key that the hint names; the index again without one. A
@@ -142,7 +110,11 @@ impl RedisBackend {
             let arguments = [lock_id.expose(), &CLEANUP_GUARD_MS.to_string()];
             let script = &backend.shared.scripts.cleanup;
             // Best effort: what is left is left to its physical expiry.
-            backend.run("cleanup", script, &[&lock_key, &index_key], &arguments).await
+            backend
+                .shared
+                .connection
+                .run("cleanup", script, &[&lock_key, &index_key], &arguments)
+                .await
         });
     }
 }
@@ -157,11 +129,9 @@ impl fmt::Debug for RedisBackend {
 
 /// The scripts need errors of commands to keep their code, which is new in 7.0. A user who may not
 /// ask for the version is trusted.
-async fn refuse_an_old_server(connection: &mut ConnectionManager) -> Result<()> {
+async fn refuse_an_old_server(connection: &Connection) -> Result<()> {
     const OLDEST: u32 = 7;
-    let info = redis::cmd("INFO").arg("server").query_async::<String>(connection).await;
-    let Ok(info) = info else { return Ok(()) };
-    let version = info.lines().find_map(|line| line.strip_prefix("redis_version:"));
+    let version = connection.server_version().await;
     let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
     match major {
         Some(major) if major < OLDEST => Err(Error::invalid(format!(
@@ -219,7 +189,11 @@ impl LockBackend for RedisBackend {
             &Fence::MAX.get().to_string(),
         ];
         let keys = [lock_key.as_str(), &index_key, &fence_key];
-        let answer = self.run(OPERATION, &self.shared.scripts.acquire, &keys, &arguments).await;
+        let answer = self
+            .shared
+            .connection
+            .run(OPERATION, &self.shared.scripts.acquire, &keys, &arguments)
+            .await;
         let answer = answer.map_err(|error| error.with_key(key))?;
         let outcome = match list(&answer) {
             Some((0, [free_in])) => number(free_in).map(|free_in_ms| {
@@ -266,7 +240,11 @@ impl LockBackend for RedisBackend {
             &self.shared.channels,
         ];
         let keys = [index_key.as_str(), &hinted];
-        let answer = self.run(OPERATION, &self.shared.scripts.release, &keys, &arguments).await;
+        let answer = self
+            .shared
+            .connection
+            .run(OPERATION, &self.shared.scripts.release, &keys, &arguments)
+            .await;
         match answer.map_err(|error| error.with_lock_id(lock_id))? {
             Value::Int(1) => Ok(Release::Released),
             Value::Int(0) => Ok(Release::NotHeld(Absence::NotFound)),
@@ -288,7 +266,11 @@ impl LockBackend for RedisBackend {
             &(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS).to_string(),
         ];
         let keys = [index_key.as_str(), &hinted];
-        let answer = self.run(OPERATION, &self.shared.scripts.extend, &keys, &arguments).await;
+        let answer = self
+            .shared
+            .connection
+            .run(OPERATION, &self.shared.scripts.extend, &keys, &arguments)
+            .await;
         let answer = answer.map_err(|error| error.with_lock_id(lock_id))?;
         let outcome = match list(&answer) {
             Some((1, [expires])) => number(expires).map(|expires_ms| {
@@ -309,7 +291,8 @@ impl LockBackend for RedisBackend {
         let lock_key = self.shared.names.lock_key(key)?;
         let tolerance = TIME_TOLERANCE_MS.to_string();
         let script = &self.shared.scripts.is_locked;
-        let answer = self.run(OPERATION, script, &[&lock_key], &[&tolerance]).await;
+        let answer =
+            self.shared.connection.run(OPERATION, script, &[&lock_key], &[&tolerance]).await;
         let answer = answer.map_err(|error| error.with_key(key))?;
         match list(&answer) {
             Some((0, [])) => Ok(false),
@@ -356,7 +339,8 @@ impl RedisBackend {
         const OPERATION: &str = "lookup";
         let tolerance = TIME_TOLERANCE_MS.to_string();
         let script = &self.shared.scripts.lookup;
-        match self.run(OPERATION, script, &[name], &[&tolerance, lock_id]).await? {
+        match self.shared.connection.run(OPERATION, script, &[name], &[&tolerance, lock_id]).await?
+        {
             Value::Nil => Ok(None),
             Value::BulkString(json) => record::parse(&json, OPERATION).map(Some),
             Value::Int(-1) => Err(error::foreign(OPERATION)),

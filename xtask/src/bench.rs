@@ -5,7 +5,7 @@ use std::fs;
 use crate::shell::{Outcome, cargo, root, step};
 
 /// The backends that have a benchmark, by the name of its file.
-const BACKENDS: [&str; 1] = ["memory"];
+const BACKENDS: [&str; 2] = ["memory", "redis"];
 
 /// Runs the benchmarks and collects their figures.
 pub(crate) fn run(backends: &[String]) -> Outcome {

@@ -102,6 +102,13 @@ impl RedisBackend {
         Ok([index.clone(), hinted.unwrap_or(index)])
     }
 
+    /// The channel on which the release of a lock is told. It names no key.
+    fn channel(&self, lock_key: &str) -> String {
+        // The driver's way to the SHA-1 that scripts can compute too.
+        let hash = redis::Script::new(lock_key);
+        format!("{}{}", self.shared.channels, hash.get_hash())
+    }
+
     /// Deletes a record that was found dead, on the side.
     fn clean_up(&self, lock_key: String, lock_id: LockId) {
         let backend = self.clone();
@@ -237,6 +244,7 @@ impl LockBackend for RedisBackend {
             lock_id.expose(),
             &TIME_TOLERANCE_MS.to_string(),
             &mark_ms.to_string(),
+            &self.channel(&hinted),
             &self.shared.channels,
         ];
         let keys = [index_key.as_str(), &hinted];
@@ -328,9 +336,7 @@ impl LockBackend for RedisBackend {
 
     async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
         let lock_key = self.shared.names.lock_key(key).ok()?;
-        let hash = redis::Script::new(&lock_key).get_hash().to_owned();
-        let channel = format!("{}{hash}", self.shared.channels);
-        self.shared.waker.subscribe(key, channel).await
+        self.shared.waker.subscribe(key, self.channel(&lock_key)).await
     }
 }
 

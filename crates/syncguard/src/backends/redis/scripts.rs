@@ -22,8 +22,8 @@ pub(super) struct Scripts {
 }
 
 macro_rules! script {
-    ($file:literal) => {
-        Script::new(concat!(include_str!("lua/common.lua"), include_str!($file)))
+    ($($file:literal)*) => {
+        Script::new(concat!(include_str!("lua/common.lua"), $(include_str!($file)),*))
     };
 }
 
@@ -31,8 +31,8 @@ impl Scripts {
     pub(super) fn new() -> Self {
         Self {
             acquire: script!("lua/acquire.lua"),
-            release: script!("lua/release.lua"),
-            extend: script!("lua/extend.lua"),
+            release: script!("lua/find.lua" "lua/release.lua"),
+            extend: script!("lua/find.lua" "lua/extend.lua"),
             is_locked: script!("lua/is_locked.lua"),
             lookup: script!("lua/lookup.lua"),
             cleanup: script!("lua/cleanup.lua"),

@@ -5,44 +5,43 @@
 -- returns {0, free in ms} contended, {1, fence, expiry} granted, {2} spent,
 --         {-1} foreign record, {-2} index entry in use, {-3} counter is no number, {-4} exhausted
 local now = now_ms()
-local tolerance = tonumber(ARGV[3])
 local raw = redis.call('GET', KEYS[1])
 if raw then
-  local held = decode(raw)
-  if not held then
+  local tolerance = tonumber(ARGV[3])
+  local held_by, expires = holder(raw)
+  if not held_by then
     return {FOREIGN}
   end
-  local is_live = held.expiresAtMs > now - tolerance
-  if held.lockId == ARGV[1] then
+  local is_live = expires > now - tolerance
+  if held_by == ARGV[1] then
     if is_live then
-      return {1, held.fence, integer(held.expiresAtMs)}
+      local record = decode(raw)
+      return record and {1, record.fence, integer(expires)} or {FOREIGN}
     end
     return {2}
   end
   if is_live then
-    return {0, integer(held.expiresAtMs + tolerance - now)}
+    return {0, integer(expires + tolerance - now)}
   end
 end
--- An empty entry is the mark of an undo that overtook its acquire.
-local index = redis.call('GET', KEYS[2])
-if index then
-  if index == '' then
-    return {2}
-  end
-  return {-2}
+if not redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[4], 'NX') then
+  -- An empty entry is the mark of an undo that overtook its acquire.
+  return {redis.call('GET', KEYS[2]) == '' and 2 or -2}
 end
--- Checked before anything is written, so that the store ends as it was.
-local counter = redis.call('GET', KEYS[3]) or '0'
-if not string.match(counter, '^%d+$') then
+local counter = redis.pcall('INCR', KEYS[3])
+if type(counter) ~= 'number' then
+  redis.call('DEL', KEYS[2])
   return {-3}
 end
-if #counter > 15 or tonumber(counter) >= tonumber(ARGV[6]) then
+if counter > tonumber(ARGV[6]) then
+  -- The store ends as it was.
+  redis.call('DECR', KEYS[3])
+  redis.call('DEL', KEYS[2])
   return {-4}
 end
-local fence = string.format('%015d', redis.call('INCR', KEYS[3]))
-local expires = integer(now + tonumber(ARGV[2]))
-local record = '{"lockId":"' .. ARGV[1] .. '","expiresAtMs":' .. expires .. ',"acquiredAtMs":'
-  .. integer(now) .. ',"key":' .. ARGV[5] .. ',"fence":"' .. fence .. '"}'
-redis.call('SET', KEYS[1], record, 'PX', ARGV[4])
-redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[4])
+local fence = string.format('%015d', counter)
+local expires = integer(now + ARGV[2])
+redis.call('SET', KEYS[1], '{"lockId":"' .. ARGV[1] .. '","expiresAtMs":' .. expires
+  .. ',"acquiredAtMs":' .. integer(now) .. ',"key":' .. ARGV[5] .. ',"fence":"' .. fence .. '"}',
+  'PX', ARGV[4])
 return {1, fence, expires}

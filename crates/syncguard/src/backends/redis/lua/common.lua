@@ -7,6 +7,10 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+local function integer(number)
+  return string.format('%.0f', number)
+end
+
 local function decode(raw)
   local ok, record = pcall(cjson.decode, raw)
   if ok and type(record) == 'table' and type(record.lockId) == 'string'
@@ -16,35 +20,17 @@ local function decode(raw)
   return nil
 end
 
-local function integer(number)
-  return string.format('%.0f', number)
-end
-
--- The lock key and record that a lock id holds, dead or alive: at the hinted key, or by the index.
--- Answers nil when it holds none, and FOREIGN when what is there is no record.
-local function find(lock_id, index, hint)
-  if hint ~= index then
-    local raw = redis.call('GET', hint)
-    local record = raw and decode(raw)
-    if record and record.lockId == lock_id then
-      return hint, record
-    end
-  end
-  local lock = redis.call('GET', index)
-  if not lock or lock == '' then
-    return nil
-  end
-  local raw = redis.call('GET', lock)
-  if not raw then
-    return nil
+-- The lock id and the expiry of a record, or nil. What we wrote ourselves begins with both and
+-- needs no decoding.
+local function holder(raw)
+  local lock_id, expires = string.match(raw, '^{"lockId":"([%w_-]+)","expiresAtMs":(%d+),')
+  if lock_id then
+    return lock_id, tonumber(expires)
   end
   local record = decode(raw)
-  if not record then
-    return FOREIGN
+  if record then
+    return record.lockId, record.expiresAtMs
   end
-  if record.lockId ~= lock_id then
-    return nil
-  end
-  return lock, record
+  return nil
 end
 

@@ -2,18 +2,22 @@
 -- KEYS[1] index of the lock id   KEYS[2] lock, as hinted; the index again without a hint
 -- ARGV[1] lock id   ARGV[2] tolerance in ms   ARGV[3] ttl in ms   ARGV[4] storage expiry in ms
 -- returns {1, expiry} extended, {0} not found, {2} expired, {-1} foreign record
-local lock, record = find(ARGV[1], KEYS[1], KEYS[2])
+local lock, expires, raw = find(ARGV[1], KEYS[1], KEYS[2])
 if lock == FOREIGN then
   return {FOREIGN}
 end
-if not record then
+if not lock then
   return {0}
 end
 local now = now_ms()
-if record.expiresAtMs <= now - tonumber(ARGV[2]) then
+if expires <= now - ARGV[2] then
   return {2}
 end
-record.expiresAtMs = now + tonumber(ARGV[3])
+local record = decode(raw)
+if not record then
+  return {FOREIGN}
+end
+record.expiresAtMs = now + ARGV[3]
 redis.call('SET', lock, cjson.encode(record), 'PX', ARGV[4])
 redis.call('SET', KEYS[1], lock, 'PX', ARGV[4])
 return {1, integer(record.expiresAtMs)}

@@ -5,10 +5,9 @@ local raw = redis.call('GET', KEYS[1])
 if not raw then
   return {0}
 end
-local record = decode(raw)
-if not record then
+local held_by, expires = holder(raw)
+if not held_by then
   return {FOREIGN}
 end
-local expired_ms = now_ms() - record.expiresAtMs
-local is_live = expired_ms < tonumber(ARGV[1])
-return {is_live and 1 or 0, math.max(0, expired_ms), record.lockId}
+local expired_ms = now_ms() - expires
+return {expired_ms < tonumber(ARGV[1]) and 1 or 0, math.max(0, expired_ms), held_by}

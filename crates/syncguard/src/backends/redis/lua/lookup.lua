@@ -11,14 +11,11 @@ end
 if not raw then
   return nil
 end
-local record = decode(raw)
-if not record then
+local held_by, expires = holder(raw)
+if not held_by then
   return FOREIGN
 end
-if ARGV[2] ~= '' and record.lockId ~= ARGV[2] then
-  return nil
-end
-if record.expiresAtMs <= now_ms() - tonumber(ARGV[1]) then
+if (ARGV[2] ~= '' and held_by ~= ARGV[2]) or expires <= now_ms() - ARGV[1] then
   return nil
 end
 return raw

@@ -1,13 +1,13 @@
 -- release: delete the lock if this id holds it, and wake who waits for it.
 -- KEYS[1] index of the lock id   KEYS[2] lock, as hinted; the index again without a hint
 -- ARGV[1] lock id   ARGV[2] tolerance in ms   ARGV[3] life of an undo's mark in ms, 0 for none
--- ARGV[4] what channels begin with
+-- ARGV[4] channel of the hinted lock   ARGV[5] what channels begin with
 -- returns 1 released, 0 not found, 2 expired, -1 foreign record
-local lock, record = find(ARGV[1], KEYS[1], KEYS[2])
+local lock, expires = find(ARGV[1], KEYS[1], KEYS[2])
 if lock == FOREIGN then
   return FOREIGN
 end
-local is_live = record and record.expiresAtMs > now_ms() - tonumber(ARGV[2])
+local is_live = lock and expires > now_ms() - ARGV[2]
 if is_live then
   redis.call('DEL', lock, KEYS[1])
 end
@@ -17,7 +17,8 @@ if ARGV[3] ~= '0' then
 end
 if is_live then
   -- The last thing, and it cannot fail the release: a user may lack the right to publish.
-  redis.pcall('PUBLISH', ARGV[4] .. redis.sha1hex(lock), '')
+  local channel = lock == KEYS[2] and ARGV[4] or ARGV[5] .. redis.sha1hex(lock)
+  redis.pcall('PUBLISH', channel, '')
   return 1
 end
-return record and 2 or 0
+return lock and 2 or 0

@@ -1,0 +1,399 @@
+//! The Redis backend against a bare client that runs the same scripts, against the scripts that the
+//! wire format describes, and against a rival, in one run.
+//!
+//! `cargo xtask bench redis`
+
+#![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "a program, not a library")]
+
+mod support;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncCommands, Client, Script};
+use support::{Demand, Report, median, percentile};
+use syncguard::redis::RedisConfig;
+use syncguard::{AcquireRequest, Key, LockOptions, Locker, RedisBackend, Ttl};
+use test_support::{RedisOptions, RedisServer};
+use tokio::runtime::{Builder, Runtime};
+
+const ROUNDS: usize = 5;
+const SLICE: Duration = Duration::from_millis(1500);
+
+fn main() {
+    if let Ok(url) = std::env::var("SYNCGUARD_BENCH_CHILD") {
+        return runtime().block_on(child(&url));
+    }
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let mut report = Report::default();
+    let runtime = runtime();
+    runtime.block_on(uncontended(&mut report, &server));
+    runtime.block_on(server_time(&mut report, &server));
+    runtime.block_on(contended(&mut report, &server));
+    processes(&mut report, &server);
+    runtime.block_on(memory(&mut report, &server));
+    report.finish("redis");
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+async fn raw(server: &RedisServer) -> MultiplexedConnection {
+    Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
+}
+
+async fn locker(url: &str) -> Locker<RedisBackend> {
+    let backend = RedisBackend::connect(RedisConfig::from_url(url).unwrap()).await.unwrap();
+    let options = LockOptions::default().wait_forever();
+    Locker::builder(backend).options(options).build().unwrap()
+}
+
+/// Our scripts, sent by a client that does nothing else.
+#[derive(Clone)]
+struct Bare {
+    raw: MultiplexedConnection,
+    acquire: Arc<Script>,
+    release: Arc<Script>,
+}
+
+macro_rules! lua {
+    ($file:literal) => {
+        concat!(
+            include_str!("../src/backends/redis/lua/common.lua"),
+            include_str!("../src/backends/redis/lua/find.lua"),
+            include_str!(concat!("../src/backends/redis/lua/", $file))
+        )
+    };
+}
+
+/// The scripts that the wire format describes.
+fn plain_scripts() -> (Arc<Script>, Arc<Script>) {
+    let now = "local t = redis.call('TIME')
+        local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000) ";
+    let acquire = format!(
+        "{now}
+        local held = redis.call('GET', KEYS[1])
+        if held and cjson.decode(held).expiresAtMs > now - tonumber(ARGV[3]) then return 0 end
+        local fence = string.format('%015d', redis.call('INCR', KEYS[3]))
+        local expires = now + tonumber(ARGV[2])
+        redis.call('SET', KEYS[1], cjson.encode({{lockId = ARGV[1], expiresAtMs = expires,
+            acquiredAtMs = now, key = ARGV[5], fence = fence}}), 'PX', ARGV[2])
+        redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[2])
+        return {{1, fence, expires}}"
+    );
+    let release = format!(
+        "{now}
+        local lock = redis.call('GET', KEYS[1])
+        if not lock then return -1 end
+        local raw = redis.call('GET', lock)
+        if not raw then return -1 end
+        local record = cjson.decode(raw)
+        if record.expiresAtMs <= now - tonumber(ARGV[2]) then return -2 end
+        if record.lockId ~= ARGV[1] then return 0 end
+        redis.call('DEL', lock, KEYS[1])
+        return 1"
+    );
+    (Arc::new(Script::new(&acquire)), Arc::new(Script::new(&release)))
+}
+
+impl Bare {
+    fn ours(raw: MultiplexedConnection) -> Self {
+        let script = |text: &str| Arc::new(Script::new(text));
+        Self { raw, acquire: script(lua!("acquire.lua")), release: script(lua!("release.lua")) }
+    }
+
+    fn plain(raw: MultiplexedConnection) -> Self {
+        let (acquire, release) = plain_scripts();
+        Self { raw, acquire, release }
+    }
+
+    async fn cycle(&mut self, key: &str) {
+        let request = AcquireRequest::new(Key::new(key).unwrap(), Ttl::DEFAULT).unwrap();
+        let lock_id = request.lock_id();
+        let (lock, index) = (format!("bare:{key}"), format!("bare:id:{}", lock_id.expose()));
+        let granted: (i64, String, String) = self
+            .acquire
+            .key(&lock)
+            .key(&index)
+            .key(format!("bare:fence:bare:{key}"))
+            .arg(lock_id.expose())
+            .arg("30000")
+            .arg("1000")
+            .arg("32000")
+            .arg(format!("\"{key}\""))
+            .arg("900000000000000")
+            .invoke_async(&mut self.raw)
+            .await
+            .unwrap();
+        assert_eq!(granted.0, 1);
+        let mut call = self.release.key(&index);
+        call.key(&lock)
+            .arg(lock_id.expose())
+            .arg("1000")
+            .arg("0")
+            .arg("bare:wake")
+            .arg("bare:wake:");
+        assert_eq!(call.invoke_async::<i64>(&mut self.raw).await.unwrap(), 1);
+    }
+}
+
+/// Cycles per second of `tasks` tasks on keys of their own.
+async fn cycles<Cycle, Work>(tasks: usize, make: impl Fn(usize) -> Cycle) -> f64
+where
+    Cycle: FnMut(String) -> Work + Send + 'static,
+    Work: Future<Output = ()> + Send,
+{
+    let end = Instant::now() + SLICE;
+    let tasks: Vec<_> = (0..tasks)
+        .map(|task| {
+            let mut cycle = make(task);
+            tokio::spawn(async move {
+                let mut count = 0_usize;
+                while Instant::now() < end {
+                    cycle(format!("task{task:04}:key{:04}", count % 256)).await;
+                    count += 1;
+                }
+                count
+            })
+        })
+        .collect();
+    let mut total = 0;
+    for task in tasks {
+        total += task.await.unwrap();
+    }
+    total as f64 / SLICE.as_secs_f64()
+}
+
+async fn our_cycles(locker: &Locker<RedisBackend>, tasks: usize) -> f64 {
+    cycles(tasks, |_task| {
+        let locker = locker.clone();
+        move |key: String| {
+            let locker = locker.clone();
+            async move {
+                let mut guard = locker.lock(key).await.unwrap();
+                guard.release().await.unwrap();
+            }
+        }
+    })
+    .await
+}
+
+async fn bare_cycles(bare: &Bare, tasks: usize) -> f64 {
+    cycles(tasks, |_task| {
+        let bare = bare.clone();
+        move |key: String| {
+            let mut bare = bare.clone();
+            async move { bare.cycle(&key).await }
+        }
+    })
+    .await
+}
+
+async fn rival_cycles(manager: &rslock::LockManager, tasks: usize) -> f64 {
+    cycles(tasks, |_task| {
+        let manager = manager.clone();
+        move |key: String| {
+            let manager = manager.clone();
+            async move {
+                let lock = manager.lock(key.as_bytes(), Duration::from_secs(30)).await.unwrap();
+                manager.unlock(&lock).await;
+            }
+        }
+    })
+    .await
+}
+
+async fn uncontended(report: &mut Report, server: &RedisServer) {
+    let (bare, ours) = (Bare::ours(raw(server).await), locker(&server.url()).await);
+    let rival = rslock::LockManager::new(vec![server.url()]);
+    for tasks in [16, 64] {
+        let (mut limits, mut figures, mut rivals) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            limits.push(bare_cycles(&bare, tasks).await);
+            figures.push(our_cycles(&ours, tasks).await);
+            rivals.push(rival_cycles(&rival, tasks).await);
+        }
+        let ratios = limits.iter().zip(&figures).map(|(limit, figure)| figure / limit).collect();
+        report.info(format!("{tasks} tasks, bare client"), median(limits), "cycles/s");
+        report.info(format!("{tasks} tasks, rslock (no fence)"), median(rivals), "cycles/s");
+        report.info(format!("{tasks} tasks, ours"), median(figures), "cycles/s");
+        let name = format!("{tasks} tasks, ours / bare client");
+        report.check(name, median(ratios), "x", Demand::AtLeast(0.85));
+    }
+}
+
+/// Microseconds inside the server per cycle, by its own count.
+async fn micros_per_cycle(raw: &mut MultiplexedConnection, work: impl Future<Output = f64>) -> f64 {
+    redis::cmd("CONFIG").arg("RESETSTAT").query_async::<()>(raw).await.unwrap();
+    let count = work.await * SLICE.as_secs_f64();
+    let info: String = redis::cmd("INFO").arg("commandstats").query_async(raw).await.unwrap();
+    let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
+    let usec = line.split(&['=', ','][..]).nth(3).unwrap();
+    usec.parse::<f64>().unwrap() / count
+}
+
+async fn server_time(report: &mut Report, server: &RedisServer) {
+    let mut raw = raw(server).await;
+    let (plain, ours) = (Bare::plain(raw.clone()), locker(&server.url()).await);
+    let (mut limits, mut figures) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        limits.push(micros_per_cycle(&mut raw, bare_cycles(&plain, 16)).await);
+        figures.push(micros_per_cycle(&mut raw, our_cycles(&ours, 16)).await);
+    }
+    let ratios = limits.iter().zip(&figures).map(|(limit, figure)| figure / limit).collect();
+    report.info("server time per cycle, plain scripts", median(limits), "us");
+    report.info("server time per cycle, ours", median(figures), "us");
+    let name = "server time, ours / plain scripts";
+    report.check(name, median(ratios), "x", Demand::AtMost(1.15));
+}
+
+async fn contended(report: &mut Report, server: &RedisServer) {
+    const TASKS: usize = 16;
+    const RUN: Duration = Duration::from_secs(5);
+    let locker = locker(&server.url()).await;
+    let end = Instant::now() + RUN;
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|task| {
+            let locker = locker.clone();
+            tokio::spawn(async move {
+                let (mut waits, mut fences) = (Vec::new(), Vec::new());
+                while Instant::now() < end {
+                    let asked = Instant::now();
+                    let mut guard = locker.lock("hot").await.unwrap();
+                    waits.push(asked.elapsed().as_secs_f64() * 1000.0);
+                    fences.push((guard.fence().get(), task));
+                    guard.release().await.unwrap();
+                }
+                (waits, fences)
+            })
+        })
+        .collect();
+    let (mut waits, mut fences, mut counts) = (Vec::new(), Vec::new(), Vec::new());
+    for task in tasks {
+        let (wait, fence) = task.await.unwrap();
+        counts.push(wait.len());
+        waits.extend(wait);
+        fences.extend(fence);
+    }
+    fences.sort_unstable();
+    let hand_overs = fences.windows(2).filter(|pair| pair[0].1 != pair[1].1).count();
+    let rate = hand_overs as f64 / RUN.as_secs_f64();
+    report.check("16 tasks on one key", rate, "hand-overs/s", Demand::AtLeast(2000.0));
+    shares(report, "16 tasks", &counts);
+    report.info("16 tasks, median wait", percentile(&mut waits, 50.0), "ms");
+    report.check(
+        "16 tasks, longest wait",
+        percentile(&mut waits, 100.0),
+        "ms",
+        Demand::AtMost(100.0),
+    );
+}
+
+fn shares(report: &mut Report, who: &str, counts: &[usize]) {
+    let average = counts.iter().sum::<usize>() as f64 / counts.len() as f64;
+    let least = counts.iter().min().copied().unwrap_or(0) as f64 / average;
+    let most = counts.iter().max().copied().unwrap_or(0) as f64 / average;
+    report.check(format!("{who}, least share / average"), least, "x", Demand::AtLeast(0.5));
+    report.check(format!("{who}, largest share / average"), most, "x", Demand::AtMost(2.0));
+}
+
+const CHILD_RUN: Duration = Duration::from_secs(5);
+
+fn now_us() -> u128 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros()
+}
+
+/// One of several processes: four tasks on one key. Prints asked, acquired and released.
+async fn child(url: &str) {
+    let locker = locker(url).await;
+    let end = Instant::now() + CHILD_RUN;
+    let tasks: Vec<_> = (0..4)
+        .map(|_| {
+            let locker = locker.clone();
+            tokio::spawn(async move {
+                let mut lines = String::new();
+                while Instant::now() < end {
+                    let asked = now_us();
+                    let mut guard = locker.lock("processes").await.unwrap();
+                    let acquired = now_us();
+                    let released = now_us();
+                    guard.release().await.unwrap();
+                    lines.push_str(&format!("{asked} {acquired} {released}\n"));
+                }
+                lines
+            })
+        })
+        .collect();
+    for task in tasks {
+        std::io::stdout().write_all(task.await.unwrap().as_bytes()).unwrap();
+    }
+}
+
+fn processes(report: &mut Report, server: &RedisServer) {
+    let children: Vec<_> = (0..4)
+        .map(|_| {
+            Command::new(std::env::current_exe().unwrap())
+                .env("SYNCGUARD_BENCH_CHILD", server.url())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let (mut holds, mut waits, mut counts) = (Vec::new(), Vec::new(), Vec::new());
+    for (process, child) in children.into_iter().enumerate() {
+        let mut count = 0;
+        for line in BufReader::new(child.stdout.unwrap()).lines() {
+            let numbers: Vec<f64> =
+                line.unwrap().split(' ').map(|number| number.parse().unwrap()).collect();
+            waits.push((numbers[1] - numbers[0]) / 1000.0);
+            holds.push((numbers[1], numbers[2], process));
+            count += 1;
+        }
+        counts.push(count);
+    }
+    holds.sort_by(|one, two| one.0.total_cmp(&two.0));
+    let mut gaps: Vec<f64> =
+        holds.windows(2).map(|pair| (pair[1].0 - pair[0].1) / 1000.0).collect();
+    let between = holds.windows(2).filter(|pair| pair[0].2 != pair[1].2).count();
+    let name = "4 processes x 4 tasks";
+    let rate = between as f64 / CHILD_RUN.as_secs_f64();
+    report.info(format!("{name}, between processes"), rate, "hand-overs/s");
+    let gap = percentile(&mut gaps, 50.0);
+    report.check(format!("{name}, median gap"), gap, "ms", Demand::AtMost(2.0));
+    shares(report, name, &counts);
+    let longest = percentile(&mut waits, 100.0);
+    report.check(format!("{name}, longest wait"), longest, "ms", Demand::AtMost(250.0));
+}
+
+async fn memory(report: &mut Report, server: &RedisServer) {
+    const COUNT: usize = 10_000;
+    let mut raw = raw(server).await;
+    redis::cmd("FLUSHALL").query_async::<()>(&mut raw).await.unwrap();
+    let used = |info: String| {
+        let line =
+            info.lines().find_map(|line| line.strip_prefix("used_memory:").map(str::to_owned));
+        line.unwrap().trim().parse::<f64>().unwrap()
+    };
+    let info = || {
+        let mut info = redis::cmd("INFO");
+        info.arg("memory");
+        info
+    };
+    let locker = locker(&server.url()).await;
+    drop(locker.lock("warm up").await.unwrap());
+    let before = used(info().query_async(&mut raw).await.unwrap());
+    let mut guards = Vec::new();
+    for number in 0..COUNT {
+        guards.push(locker.lock(format!("an-18-byte-k{number:06}")).await.unwrap());
+    }
+    let after = used(info().query_async(&mut raw).await.unwrap());
+    let each = (after - before) / COUNT as f64;
+    report.check("server memory per held lock", each, "bytes", Demand::AtMost(600.0));
+    let names: usize = redis::cmd("DBSIZE").query_async(&mut raw).await.unwrap();
+    assert!(names >= 3 * COUNT);
+    raw.flushall::<()>().await.unwrap();
+}

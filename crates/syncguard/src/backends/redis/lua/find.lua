@@ -1,0 +1,30 @@
+-- Where the lock is that an id holds, its expiry and its record, dead or alive: at the hinted key,
+-- or by the index. Answers nil when it holds none, and FOREIGN when what is there is no record.
+local function find(lock_id, index, hint)
+  if hint ~= index then
+    local raw = redis.call('GET', hint)
+    if raw then
+      local held_by, expires = holder(raw)
+      if held_by == lock_id then
+        return hint, expires, raw
+      end
+    end
+  end
+  local lock = redis.call('GET', index)
+  if not lock or lock == '' then
+    return nil
+  end
+  local raw = redis.call('GET', lock)
+  if not raw then
+    return nil
+  end
+  local held_by, expires = holder(raw)
+  if not held_by then
+    return FOREIGN
+  end
+  if held_by ~= lock_id then
+    return nil
+  end
+  return lock, expires, raw
+end
+

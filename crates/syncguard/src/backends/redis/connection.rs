@@ -21,8 +21,6 @@ pub(super) struct Connection {
     client: Client,
     config: ConnectionManagerConfig,
     current: Mutex<Current>,
-    /// Everything together, connecting included, takes no longer than this.
-    patience: Duration,
 }
 
 struct Current {
@@ -57,14 +55,14 @@ impl Connection {
             Err(_elapsed) => return Err(error::timeout("connect").without_effect()),
         };
         let current = Mutex::new(Current { generation: 0, manager });
-        Ok(Self { client, config, current, patience: connect_timeout + response_timeout })
+        Ok(Self { client, config, current })
     }
 
     pub(super) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Runs a script, within the time that connecting and answering may take.
+    /// Runs a script.
     pub(super) async fn run(
         &self,
         operation: &'static str,
@@ -76,12 +74,9 @@ impl Connection {
             let current = self.current();
             (current.generation, current.manager.clone())
         };
-        let running = script.run(manager, keys, arguments);
-        let answer = tokio::time::timeout(self.patience, running).await;
-        let mapped = match answer {
-            Ok(answer) => answer.map_err(|cause| error::map(&cause, operation)),
-            Err(_elapsed) => Err(error::timeout(operation)),
-        };
+        // The driver bounds connecting and answering, by the timeouts it was given.
+        let answer = script.run(manager, keys, arguments).await;
+        let mapped = answer.map_err(|cause| error::map(&cause, operation));
         if mapped.as_ref().is_err_and(|error| error.code() == ErrorCode::NetworkTimeout) {
             self.replace(generation);
         }

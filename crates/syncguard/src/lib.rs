@@ -60,6 +60,9 @@ mod guide {
     struct Fencing;
     #[doc = include_str!("../../../docs/guide/getting-started.md")]
     struct GettingStarted;
+    #[cfg(feature = "redis")]
+    #[doc = include_str!("../../../docs/guide/redis.md")]
+    struct Redis;
     #[doc = include_str!("../../../docs/guide/renewal-and-loss.md")]
     struct RenewalAndLoss;
     #[doc = include_str!("../../../docs/guide/telemetry.md")]

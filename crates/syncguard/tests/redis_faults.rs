@@ -356,7 +356,7 @@ async fn the_documented_acl_line_is_enough() {
     let client = Client::open(server.url()).expect("a URL");
     let mut raw = client.get_multiplexed_async_connection().await.expect("connects");
     let rights = "on >secret ~syncguard:* resetchannels -@all +evalsha +eval +get +set +del +incr \
-                  +time +publish +subscribe +unsubscribe +ping +hello";
+                  +decr +time +publish +subscribe +unsubscribe +ping +hello";
     for (user, channels) in [("full", "&syncguard:wake:*"), ("mute", "")] {
         let mut acl = redis::cmd("ACL");
         acl.arg("SETUSER").arg(user);

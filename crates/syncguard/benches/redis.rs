@@ -7,7 +7,8 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Write};
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -322,7 +323,7 @@ async fn child(url: &str) {
                     let acquired = now_us();
                     let released = now_us();
                     guard.release().await.unwrap();
-                    lines.push_str(&format!("{asked} {acquired} {released}\n"));
+                    writeln!(lines, "{asked} {acquired} {released}").unwrap();
                 }
                 lines
             })

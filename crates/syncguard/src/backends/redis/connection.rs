@@ -10,7 +10,7 @@ use redis::{Client, ConnectionAddr, RedisResult, Value};
 
 use super::error;
 use super::scripts::Script;
-use crate::common::error::{Error, ErrorCode, Result};
+use crate::common::error::{ErrorCode, Result};
 
 /// A multiplexed connection that connects again by itself.
 ///
@@ -44,13 +44,8 @@ impl Connection {
         let manager = match tokio::time::timeout(connect_timeout, connecting).await {
             Ok(Ok(manager)) => manager,
             Ok(Err(cause)) => {
-                return Err(match refused_for_too_many_clients(&client, connect_timeout).await {
-                    true => {
-                        Error::new(ErrorCode::RateLimited, "redis has as many clients as it allows")
-                            .with_operation("redis", "connect")
-                    }
-                    false => error::map(&cause, "connect"),
-                });
+                let is_full = refused_for_too_many_clients(&client, connect_timeout).await;
+                return Err(if is_full { error::full() } else { error::map(&cause, "connect") });
             }
             Err(_elapsed) => return Err(error::timeout("connect").without_effect()),
         };

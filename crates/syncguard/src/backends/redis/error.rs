@@ -76,6 +76,12 @@ fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
     }
 }
 
+/// The server takes no more clients.
+pub(super) fn full() -> Error {
+    Error::new(ErrorCode::RateLimited, "redis has as many clients as it allows")
+        .with_operation("redis", "connect")
+}
+
 /// No answer came in time.
 pub(super) fn timeout(operation: &'static str) -> Error {
     Error::new(ErrorCode::NetworkTimeout, "redis did not answer in time")

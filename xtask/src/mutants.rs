@@ -153,7 +153,8 @@ pub(crate) fn run() -> Outcome {
         }
         let write = |text: &str| fs::write(&path, text).map_err(|cause| cause.to_string());
         write(&source.replacen(mutant.original, mutant.mutated, 1))?;
-        let survived = passes(&home, &tree, mutant.caught_by)?;
+        let compiles = succeeds(&home, &tree, mutant.caught_by, &["--no-run"])?;
+        let survived = !compiles || passes(&home, &tree, mutant.caught_by)?;
         write(&source)?;
         println!("{:44} {}", mutant.name, if survived { "SURVIVED" } else { "caught" });
         if survived {
@@ -188,9 +189,13 @@ fn copy_the_tree(to: &Path) -> Outcome {
     Ok(())
 }
 
-/// Whether a test file of the library passes in the copy. A bug that does not compile, or hangs, is
-/// caught too.
+/// Whether a test file of the library passes in the copy. A bug that hangs is caught too; one that
+/// does not compile is no bug.
 fn passes(home: &Path, tree: &Path, test: &str) -> Outcome<bool> {
+    succeeds(home, tree, test, &[])
+}
+
+fn succeeds(home: &Path, tree: &Path, test: &str, more: &[&str]) -> Outcome<bool> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new("timeout")
         .arg("300")
@@ -198,6 +203,7 @@ fn passes(home: &Path, tree: &Path, test: &str) -> Outcome<bool> {
         .current_dir(tree)
         .env("CARGO_TARGET_DIR", home.join("build"))
         .args(["test", "--quiet", "--package", "syncguard", "--all-features", "--test", test])
+        .args(more)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status()

@@ -168,11 +168,18 @@ impl<B: LockBackend> Owned<B> {
 
 impl<B: LockBackend> Drop for Owned<B> {
     fn drop(&mut self) {
-        // Reported by the releases themselves, if any is left.
-        drop(self.block_on(self.locker.shutdown()));
-        if let Some(runtime) = self.runtime.take() {
-            // Inside another runtime a runtime must not be dropped in place.
+        let Some(runtime) = self.runtime.take() else { return };
+        let locker = self.locker.clone();
+        // What is left after the limit is reported by the releases themselves.
+        let end = move || {
+            drop(runtime.block_on(locker.shutdown()));
             runtime.shutdown_background();
+        };
+        if Handle::try_current().is_ok() {
+            // Inside another runtime nothing may block, so it happens beside it.
+            drop(std::thread::Builder::new().name("syncguard-shutdown".into()).spawn(end));
+        } else {
+            end();
         }
     }
 }

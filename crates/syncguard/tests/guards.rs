@@ -172,6 +172,10 @@ async fn options_that_make_no_sense_are_refused() {
     assert!(refused(LockOptions::default().renew().max_hold(ms(10))), "shorter than the TTL");
     assert!(refused(LockOptions::default().renew().ttl(ttl_ms(2))), "too short to renew");
     assert!(refused(LockOptions::default().release_timeout(Duration::ZERO)));
+    let retry = syncguard::RetryPolicy { max_delay: Some(ms(1)), ..Default::default() };
+    assert!(refused(LockOptions::default().retry(retry)), "the longest below the first");
+    let retry = syncguard::RetryPolicy { delay: Duration::ZERO, ..Default::default() };
+    assert!(refused(LockOptions::default().retry(retry).wait_forever()), "a hot loop");
     let builder = Locker::builder(MemoryBackend::new()).poll_interval(Duration::ZERO);
     assert_eq!(builder.build().expect_err("nonsense").code(), ErrorCode::InvalidArgument);
 }

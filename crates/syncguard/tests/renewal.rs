@@ -212,6 +212,20 @@ async fn the_answer_to_an_older_extend_is_not_taken_for_the_newest() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_older_shorter_extend_does_not_land_after_a_newer_longer_one() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(30_000)));
+    let guard = locker.lock("k").await.expect("free");
+    backend.fail_next(Call::Extend, Fault::Delayed(ms(200)));
+    let dropped = tokio::time::timeout(ms(100), guard.extend(ttl_ms(5_000))).await;
+    assert!(dropped.is_err());
+    assert!(matches!(guard.extend(ttl_ms(60_000)).await.expect("works"), Extend::Extended(_)));
+    tokio::time::sleep(ms(20_000)).await;
+    assert!(guard.is_valid());
+    assert!(backend.is_locked(&key("k")).await.expect("works"), "the store agrees with the guard");
+}
+
+#[tokio::test(start_paused = true)]
 async fn work_under_a_guard_ends_at_its_loss() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(1_000)));

@@ -286,6 +286,20 @@ async fn a_loss_is_told_once() {
     assert_eq!(count, 1);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_loss_that_nobody_watched_for_is_told_at_the_release() {
+    let sink = Arc::new(Collector::default());
+    let builder = Locker::builder(MemoryBackend::new()).observer(Arc::<Collector>::clone(&sink));
+    let ttl = Ttl::new(Duration::from_millis(100)).expect("valid");
+    let options = LockOptions::default().ttl(ttl);
+    let locker = builder.clock(syncguard::LocalClock::Tokio).options(options).build();
+    let mut guard = locker.expect("in a runtime").lock("k").await.expect("free");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    guard.release().await.expect("works");
+    let events = sink.engine.lock().expect("no panic");
+    assert!(events.iter().any(|event| matches!(event, EngineEvent::Lost { .. })), "{events:?}");
+}
+
 #[derive(Debug)]
 struct Panicking;
 

@@ -214,6 +214,67 @@ async fn a_request_in_doubt_is_undone_however_the_wait_ends() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_late_copy_of_a_granted_request_is_undone_after_its_release() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(10_000)).ride_out_errors(true));
+    backend.fail_next(Call::Acquire, Fault::Fails(ErrorCode::NetworkTimeout));
+    let mut guard = locker.lock("k").await.expect("granted to the copy");
+    guard.release().await.expect("works");
+    let before = backend.count(Call::Release);
+    locker.shutdown_within(ms(60_000)).await.expect("the undo ends");
+    assert!(backend.count(Call::Release) > before, "the first copy may still arrive");
+}
+
+#[tokio::test(start_paused = true)]
+async fn retries_at_once_let_others_run() {
+    let backend = Faulty::polling();
+    let holder = locker(&backend, LockOptions::default());
+    let mut guard = holder.lock("k").await.expect("free");
+    let retry = RetryPolicy { delay: Duration::ZERO, max_retries: None, ..plain_retry() };
+    let waiter = locker(&backend, LockOptions::default().retry(retry));
+    let waiting = tokio::spawn(async move { waiter.lock("k").await.map(drop) });
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    guard.release().await.expect("works");
+    waiting.await.expect("no panic").expect("acquired");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_that_comes_with_the_cancellation_is_not_taken() {
+    let backend = Faulty::new();
+    let holder = locker(&backend, LockOptions::default());
+    let mut guard = holder.lock("k").await.expect("free");
+    let token = CancellationToken::new();
+    let options = LockOptions::default().wait_forever().cancel(token.clone());
+    let waiter = holder.with_options(options).expect("valid");
+    let waiting = tokio::spawn(async move { waiter.lock("k").await.map(drop) });
+    tokio::task::yield_now().await;
+    token.cancel();
+    guard.release().await.expect("works");
+    let error = waiting.await.expect("no panic").expect_err("cancelled");
+    assert_eq!(error.code(), ErrorCode::Aborted);
+    assert_eq!(backend.count(Call::Acquire), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_waits_for_an_attempt_that_is_under_way() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    backend.fail_next(Call::Acquire, Fault::Delayed(ms(500)));
+    let waiting = tokio::spawn({
+        let locker = locker.clone();
+        async move { locker.lock("k").await.map(drop) }
+    });
+    tokio::task::yield_now().await;
+    let started = Instant::now();
+    locker.shutdown().await.expect("drained");
+    assert!(started.elapsed() >= ms(500), "the attempt was driven to its end");
+    assert!(!backend.is_locked(&key("k")).await.expect("works"));
+    assert_eq!(waiting.await.expect("no panic").expect_err("shut down").code(), ErrorCode::Aborted);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_backend_that_panics_leaves_no_lock() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default());

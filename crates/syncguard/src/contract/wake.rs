@@ -13,7 +13,9 @@ use crate::common::key::Key;
 /// A subscription to the wake-ups of one key. Dropping it ends it.
 pub struct WakeUps {
     /// The value says whether wake-ups work; every change of it, or none, is a wake-up.
-    receiver: watch::Receiver<bool>,
+    ///
+    /// Only empty while it is being dropped.
+    receiver: Option<watch::Receiver<bool>>,
     hub: Arc<Topics>,
     key: Key,
 }
@@ -25,7 +27,11 @@ impl WakeUps {
     ///
     /// No wake-up is lost when this is dropped.
     pub async fn woken(&mut self) {
-        if self.receiver.changed().await.is_err() {
+        let is_woken = match &mut self.receiver {
+            Some(receiver) => receiver.changed().await.is_ok(),
+            None => false,
+        };
+        if !is_woken {
             // The hub holds the sender as long as this subscription exists.
             pending::<()>().await;
         }
@@ -33,7 +39,9 @@ impl WakeUps {
 
     /// Forgets the wake-ups so far.
     pub fn mark_seen(&mut self) {
-        self.receiver.mark_unchanged();
+        if let Some(receiver) = &mut self.receiver {
+            receiver.mark_unchanged();
+        }
     }
 
     /// Whether this is certainly the only subscription to its key, in any process.
@@ -47,7 +55,7 @@ impl WakeUps {
     /// Whether wake-ups work at the moment. While they do not, only polling helps.
     #[must_use]
     pub fn are_working(&self) -> bool {
-        *self.receiver.borrow()
+        self.receiver.as_ref().is_some_and(|receiver| *receiver.borrow())
     }
 }
 
@@ -60,8 +68,9 @@ impl fmt::Debug for WakeUps {
 impl Drop for WakeUps {
     fn drop(&mut self) {
         let mut topics = self.hub.lock();
-        // Ours is still counted, so one receiver means that it is the last.
-        if topics.get(&self.key).is_some_and(|sender| sender.receiver_count() == 1) {
+        // Under the lock, so that of two that go at once one sees that it is the last.
+        drop(self.receiver.take());
+        if topics.get(&self.key).is_some_and(|sender| sender.receiver_count() == 0) {
             topics.remove(&self.key);
             self.hub.count.store(topics.len(), Ordering::SeqCst);
             drop(topics);
@@ -134,7 +143,7 @@ impl WakeHub {
         let sender = topics.entry(key.clone()).or_insert_with(|| watch::Sender::new(are_working));
         let receiver = sender.subscribe();
         self.topics.count.store(topics.len(), Ordering::SeqCst);
-        WakeUps { receiver, hub: Arc::clone(&self.topics), key: key.clone() }
+        WakeUps { receiver: Some(receiver), hub: Arc::clone(&self.topics), key: key.clone() }
     }
 
     /// Wakes everybody who waits for `key`.
@@ -154,8 +163,9 @@ impl WakeHub {
         self.topics.are_broken.store(!are_working, Ordering::SeqCst);
         for sender in topics.values() {
             sender.send_if_modified(|working| {
+                let has_begun = are_working && !*working;
                 *working = are_working;
-                are_working
+                has_begun
             });
         }
     }
@@ -187,6 +197,11 @@ mod tests {
         Key::new(text).expect("valid")
     }
 
+    fn has_changed(wake_ups: &WakeUps) -> bool {
+        let receiver = wake_ups.receiver.as_ref().expect("not dropped");
+        receiver.has_changed().expect("open")
+    }
+
     #[tokio::test]
     async fn a_wake_up_before_the_wait_is_not_lost() {
         let hub = WakeHub::new();
@@ -194,7 +209,7 @@ mod tests {
         hub.wake(&key("b"));
         hub.wake(&key("a"));
         wake_ups.woken().await;
-        assert!(!wake_ups.receiver.has_changed().expect("open"));
+        assert!(!has_changed(&wake_ups));
     }
 
     #[tokio::test]
@@ -203,7 +218,7 @@ mod tests {
         let mut wake_ups = hub.subscribe(&key("a"));
         assert!(wake_ups.are_working());
         hub.set_working(false);
-        assert!(!wake_ups.receiver.has_changed().expect("open"));
+        assert!(!has_changed(&wake_ups));
         assert!(!wake_ups.are_working());
         assert!(!hub.subscribe(&key("b")).are_working());
         hub.set_working(true);

@@ -83,7 +83,9 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
             self.in_doubt = Some(Sent { request: sent.request.clone(), at: sent.at });
         }
         match answer {
-            Ok(Acquire::Acquired(lease)) => Ok(Found::Ours(self.guard(context, &sent, &lease))),
+            Ok(Acquire::Acquired(lease)) => {
+                Ok(Found::Ours(self.guard(context, &sent, is_replay, &lease)))
+            }
             Ok(Acquire::Contended { free_in }) => Ok(Found::Taken { free_in }),
             // The copy that was granted is over; the next attempt makes a new request.
             Ok(Acquire::Spent) if is_replay => Ok(Found::Taken { free_in: Some(Duration::ZERO) }),
@@ -100,6 +102,7 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
         &self,
         context: Arc<Context<B>>,
         sent: &Sent,
+        is_replay: bool,
         lease: &Lease<B::Fencing>,
     ) -> LockGuard<B> {
         let grant = Grant {
@@ -109,6 +112,7 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
             receipt: lease.receipt().cloned(),
             sent: sent.at,
             ttl: sent.request.ttl(),
+            in_doubt: is_replay.then(|| sent.request.clone()),
         };
         let until = grant.deadline();
         match self.visit {

@@ -5,7 +5,8 @@ use std::future::pending;
 use std::ops::Add;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::runtime::Handle;
+use tokio::time::{Instant, Sleep};
 
 /// Which clock a [`Locker`](crate::Locker) counts validity and timeouts by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,11 +19,13 @@ pub enum LocalClock {
     Tokio,
 }
 
-/// A running [`LocalClock`].
-#[derive(Clone, Copy, Debug)]
+/// A running [`LocalClock`], with the timers of the locker's own runtime: a guard can be waited on
+/// wherever it was carried.
+#[derive(Clone, Debug)]
 pub(crate) struct Ticker {
     kind: LocalClock,
     origin: Instant,
+    runtime: Handle,
 }
 
 /// A point in time of one [`Ticker`].
@@ -54,8 +57,8 @@ impl Ticker {
     /// late a deadline that passed meanwhile is noticed.
     const SLICE: Duration = Duration::from_secs(1);
 
-    pub(crate) fn new(kind: LocalClock) -> Self {
-        Self { kind, origin: Instant::now() }
+    pub(crate) fn new(kind: LocalClock, runtime: Handle) -> Self {
+        Self { kind, origin: Instant::now(), runtime }
     }
 
     pub(crate) fn now(&self) -> LocalInstant {
@@ -71,12 +74,18 @@ impl Ticker {
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(match self.kind {
+            self.sleep(match self.kind {
                 LocalClock::SuspendAware => left.min(Self::SLICE),
                 LocalClock::Tokio => left,
             })
             .await;
         }
+    }
+
+    /// Sleeps by tokio's clock.
+    pub(crate) fn sleep(&self, duration: Duration) -> Sleep {
+        let _inside = self.runtime.enter();
+        tokio::time::sleep(duration)
     }
 
     pub(crate) async fn sleep_until_some(&self, deadline: Option<LocalInstant>) {
@@ -115,9 +124,13 @@ fn suspend_aware_now(origin: Instant) -> Duration {
 mod tests {
     use super::*;
 
+    fn ticker(kind: LocalClock) -> Ticker {
+        Ticker::new(kind, Handle::current())
+    }
+
     #[tokio::test(start_paused = true)]
     async fn tokio_time_can_be_moved_and_real_time_cannot() {
-        let (moved, real) = (Ticker::new(LocalClock::Tokio), Ticker::new(LocalClock::SuspendAware));
+        let (moved, real) = (ticker(LocalClock::Tokio), ticker(LocalClock::SuspendAware));
         let (moved_before, real_before) = (moved.now(), real.now());
         tokio::time::advance(Duration::from_hours(1)).await;
         assert_eq!(moved.now().since(moved_before), Duration::from_hours(1));
@@ -126,7 +139,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn sleeping_ends_at_the_deadline() {
-        let ticker = Ticker::new(LocalClock::Tokio);
+        let ticker = ticker(LocalClock::Tokio);
         let start = ticker.now();
         ticker.sleep_until(start + Duration::from_millis(1500)).await;
         assert_eq!(ticker.now().since(start), Duration::from_millis(1500));

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use tokio::task;
 use tokio_util::sync::CancellationToken;
 
 use super::carried::Carried;
@@ -95,6 +96,11 @@ impl<B: LockBackend> LockGuard<B> {
             return Ok(Release::NotHeld(Absence::NotFound));
         }
         let hold = Arc::clone(self.hold());
+        if task::try_id().is_none() {
+            // Not in a task; there may be no runtime at all, where a backend's first poll would
+            // panic. Inside a task the check can wait until the call does.
+            hold.context.check_runtime()?;
+        }
         hold.let_go();
         let release_was_sent = self.ending != Ending::Armed { release_was_sent: false };
         self.ending = Ending::HandedOn;
@@ -115,6 +121,10 @@ impl<B: LockBackend> LockGuard<B> {
         match answer {
             Ok(answer) => {
                 self.ending = Ending::Answered;
+                if matches!(answer, Release::NotHeld(_)) && !release_was_sent {
+                    hold.was_not_held();
+                }
+                hold.undo_what_is_in_doubt();
                 hold.give_back();
                 // The release before this one may have worked although its answer was lost.
                 Ok(if release_was_sent { Release::Released } else { answer })

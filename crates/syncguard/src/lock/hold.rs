@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedMutexGuard};
 
 use super::carried::{BoxFuture, Carried};
 use super::clock::LocalInstant;
 use super::locker::Context;
 use super::options::ReleaseSource;
-use super::reaper::{TOLERANCE, release_later};
+use super::reaper::{OrphanAcquire, TOLERANCE, release_later};
 use crate::common::error::Result;
 use crate::common::fence::Fencing;
 use crate::common::key::Key;
@@ -22,7 +22,7 @@ use crate::common::ttl::Ttl;
 use crate::contract::LockBackend;
 use crate::contract::event::{EngineEvent, LostReason};
 use crate::contract::outcome::{Absence, Extend};
-use crate::contract::request::{ExtendRequest, Hint, Receipt};
+use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, Receipt};
 
 /// A held lock, shared by its guard, its renewal and work that runs under it.
 #[derive(Debug)]
@@ -33,14 +33,18 @@ pub(super) struct Hold<B: LockBackend> {
     pub(super) token: <B::Fencing as Fencing>::Token,
     /// When the request that got the lock was sent for the first time.
     pub(super) since: LocalInstant,
+    /// The request, when an earlier copy of it is still without an answer: it could be granted
+    /// again after the release, so it is undone then.
+    in_doubt: Option<AcquireRequest>,
     state: Mutex<State>,
     /// Held while an extend is being sent and while the guard lets go, so that no extend is ever
     /// sent after a release.
     sending: Mutex<()>,
     /// Rings when the deadline moves, when the lock is lost and when the guard lets go.
     changed: Notify,
-    /// One extend at a time, as long as their callers wait for them.
-    extending: tokio::sync::Mutex<()>,
+    /// One extend at a time until it is answered, also when its caller has gone: an older one that
+    /// is applied late could shorten what a newer one has got.
+    extending: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug)]
@@ -87,6 +91,8 @@ pub(super) struct Grant<F: Fencing> {
     pub(super) receipt: Option<Receipt>,
     pub(super) sent: LocalInstant,
     pub(super) ttl: Ttl,
+    /// The request, when an earlier copy of it is still without an answer.
+    pub(super) in_doubt: Option<AcquireRequest>,
 }
 
 impl<F: Fencing> Grant<F> {
@@ -99,14 +105,16 @@ impl<F: Fencing> Grant<F> {
 impl<B: LockBackend> Hold<B> {
     /// A hold that its lane already knows of.
     pub(super) fn new(context: Arc<Context<B>>, key: Key, grant: Grant<B::Fencing>) -> Self {
+        let deadline = grant.deadline();
         Self {
             context,
             key,
             lock_id: grant.lock_id,
             token: grant.token,
             since: grant.sent,
+            in_doubt: grant.in_doubt,
             state: Mutex::new(State {
-                deadline: grant.deadline(),
+                deadline,
                 renew_at: grant.sent + grant.ttl.as_duration() / 3,
                 expires_at: grant.expires_at,
                 receipt: grant.receipt,
@@ -120,7 +128,7 @@ impl<B: LockBackend> Hold<B> {
             }),
             sending: Mutex::new(()),
             changed: Notify::new(),
-            extending: tokio::sync::Mutex::new(()),
+            extending: Arc::default(),
         }
     }
 
@@ -152,6 +160,9 @@ impl<B: LockBackend> Hold<B> {
     /// The guard lets go: nothing is extended after this.
     pub(super) fn let_go(&self) {
         let now = self.context.ticker.now();
+        if now >= self.deadline() {
+            self.lose(LostReason::Expired);
+        }
         {
             let _nothing_is_being_sent =
                 self.sending.lock().unwrap_or_else(PoisonError::into_inner);
@@ -166,6 +177,19 @@ impl<B: LockBackend> Hold<B> {
             key_hash: self.key.hash(),
             held: now.since(self.since),
         });
+    }
+
+    /// Undoes the copy of the request that may still be under way, once the lock was released.
+    pub(super) fn undo_what_is_in_doubt(&self) {
+        if let Some(request) = &self.in_doubt {
+            let orphan = OrphanAcquire {
+                context: Arc::clone(&self.context),
+                request: request.clone(),
+                sent: self.since,
+                is_replay: true,
+            };
+            orphan.undo_later(None);
+        }
     }
 
     /// Until when a release may be tried; counted from when the guard let go.
@@ -197,6 +221,14 @@ impl<B: LockBackend> Hold<B> {
         self.state().is_out_of_touch = is_out_of_touch;
     }
 
+    /// The store says at the release that the lock was not held: it was lost before.
+    pub(super) fn was_not_held(&self) {
+        let was_known = self.state().lost.replace(LostReason::NotHeld).is_some();
+        if !was_known {
+            self.tell_loss(LostReason::NotHeld);
+        }
+    }
+
     /// Gives the lock up as lost, for ever.
     fn lose(&self, reason: LostReason) {
         let reason = {
@@ -212,6 +244,10 @@ impl<B: LockBackend> Hold<B> {
         };
         self.changed.notify_waiters();
         self.give_back();
+        self.tell_loss(reason);
+    }
+
+    fn tell_loss(&self, reason: LostReason) {
         tracing::warn!(key_hash = %self.key.hash(), reason = reason.as_str(), "lost a lock: {reason}");
         self.context.observe(|| EngineEvent::Lost { key_hash: self.key.hash(), reason });
     }
@@ -279,7 +315,7 @@ impl<B: LockBackend> Hold<B> {
     /// Dropped half-way, the call goes on in the background and its answer is still noted.
     pub(super) async fn extend(self: &Arc<Self>, ttl: Ttl) -> Result<Extend> {
         const GONE: Result<Extend> = Ok(Extend::NotHeld(Absence::Expired));
-        let _one_at_a_time = self.extending.lock().await;
+        let one_at_a_time = Arc::clone(&self.extending).lock_owned().await;
         let at = self.context.ticker.now();
         if at >= self.deadline() {
             self.lose(LostReason::Expired);
@@ -293,7 +329,8 @@ impl<B: LockBackend> Hold<B> {
         let request = ExtendRequest::new(self.lock_id, ttl).with_hint(self.hint());
         let hold = Arc::clone(self);
         let call = async move { hold.context.backend.extend(&request).await };
-        let mut call = Carried::new(call, |rest| self.note_later(rest, sent));
+        let adopt = |rest| self.note_later(rest, sent, one_at_a_time);
+        let mut call = Carried::new(call, adopt);
         // The first poll sends the request.
         let begun = poll_fn(|context| {
             let _nobody_lets_go = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
@@ -362,7 +399,12 @@ impl<B: LockBackend> Hold<B> {
     }
 
     /// An extend whose caller has gone is driven to its answer, which is noted.
-    fn note_later(self: &Arc<Self>, rest: Option<BoxFuture<Result<Extend>>>, sent: Sent) {
+    fn note_later(
+        self: &Arc<Self>,
+        rest: Option<BoxFuture<Result<Extend>>>,
+        sent: Sent,
+        one_at_a_time: OwnedMutexGuard<()>,
+    ) {
         let Some(rest) = rest else { return };
         let hold = Arc::clone(self);
         self.context.reaper.spawn_untracked(async move {
@@ -370,6 +412,7 @@ impl<B: LockBackend> Hold<B> {
                 // Whatever it says is noted; nobody waits for the answer.
                 drop(hold.note_extend(answer, sent));
             }
+            drop(one_at_a_time);
         });
     }
 }

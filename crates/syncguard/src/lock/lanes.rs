@@ -53,8 +53,8 @@ impl Lane {
 pub(super) struct Turn {
     /// The subscription, kept from waiter to waiter.
     pub(super) wake_ups: Option<WakeUps>,
-    /// Whether the backend has been asked for a subscription.
-    pub(super) has_subscribed: bool,
+    /// Without a subscription: when to ask for one again.
+    pub(super) subscribe_after: Option<LocalInstant>,
     pub(super) courtesy: Courtesy,
 }
 
@@ -215,11 +215,11 @@ mod tests {
         assert_eq!(lanes.len(), 0);
     }
 
-    #[test]
-    fn a_lane_lives_as_long_as_its_lock_is_held_here() {
+    #[tokio::test]
+    async fn a_lane_lives_as_long_as_its_lock_is_held_here() {
         let lanes = Lanes::new();
         let key = Key::new("k").expect("valid");
-        let until = Ticker::new(LocalClock::Tokio).now();
+        let until = Ticker::new(LocalClock::Tokio, tokio::runtime::Handle::current()).now();
         lanes.hold(&key, until);
         assert_eq!(lanes.enter(&key).lane.held_until(), Some(until));
         lanes.give_back(&key);

@@ -255,6 +255,7 @@ impl<B: LockBackend> Locker<B> {
             receipt: extension.receipt().cloned(),
             sent,
             ttl: self.context.options.ttl,
+            in_doubt: None,
         };
         self.context.lanes.hold(&stored.key, grant.deadline());
         Ok(Some(LockGuard::new(Arc::clone(&self.context), stored.key, grant)))
@@ -390,7 +391,7 @@ impl<B: LockBackend> LockerBuilder<B> {
         })?;
         let shared = Shared {
             backend: self.backend,
-            ticker: Ticker::new(self.clock),
+            ticker: Ticker::new(self.clock, runtime.clone()),
             lanes: Lanes::new(),
             reaper: Reaper::new(runtime),
             poll_interval: self.poll_interval,

@@ -173,6 +173,13 @@ impl LockOptions {
         if self.renew && self.ttl.as_millis() < 3 {
             return Err(Error::invalid("a ttl below 3 ms is too short to be renewed"));
         }
+        let RetryPolicy { delay, max_delay, max_retries, .. } = self.retry;
+        if max_delay.is_some_and(|max_delay| max_delay < delay) {
+            return Err(Error::invalid("the longest retry delay must not be below the first"));
+        }
+        if delay.is_zero() && max_retries.is_none() && self.timeout.is_none() {
+            return Err(Error::invalid("retries at once, for ever, would only burn the processor"));
+        }
         match self.max_hold {
             Some(_) if !self.renew => {
                 Err(Error::invalid("max_hold bounds renewal; ask for renewal too"))

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::carried::BoxFuture;
 use super::clock::LocalInstant;
@@ -45,6 +46,11 @@ impl Reaper {
         drop(self.runtime.spawn(task));
     }
 
+    /// Makes [`Self::drain`] wait until the answer is dropped.
+    pub(super) fn under_way(&self) -> TaskTrackerToken {
+        self.jobs.token()
+    }
+
     pub(super) fn runtime(&self) -> &Handle {
         &self.runtime
     }
@@ -72,6 +78,7 @@ pub(super) fn release_later<B: LockBackend>(
     let report = Report::new(Arc::clone(&context), which);
     context.reaper.spawn(async move {
         report.settle(release_until_answered(&hold, begun).await);
+        hold.undo_what_is_in_doubt();
         hold.give_back();
     });
 }
@@ -189,7 +196,7 @@ where
         if done(&answer) || !can_change || ticker.now() + pause >= limit {
             return answer;
         }
-        tokio::time::sleep(pause).await;
+        ticker.sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }

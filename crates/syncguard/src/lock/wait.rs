@@ -3,13 +3,14 @@
 
 use std::future::{pending, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::MutexGuard;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::attempt::{Attempts, Found};
 use super::clock::LocalInstant;
@@ -29,6 +30,8 @@ pub(super) struct Wait<'a, B: LockBackend> {
     key: &'a Key,
     started: LocalInstant,
     attempts: AtomicU32,
+    /// Makes a shutdown wait for what is under way here, until this is dropped.
+    under_way: OnceLock<TaskTrackerToken>,
     outcome: WaitOutcome,
 }
 
@@ -47,6 +50,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             key,
             started: context.ticker.now(),
             attempts: AtomicU32::new(0),
+            under_way: OnceLock::new(),
             // What it is if the caller drops the wait.
             outcome: WaitOutcome::Cancelled,
         }
@@ -85,14 +89,16 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         if self.context.options.timeout == Some(Duration::ZERO) {
             return Err(self.timed_out());
         }
-        if self.context.options.cancel.as_ref().is_some_and(CancellationToken::is_cancelled) {
-            return Err(self.cancelled());
-        }
         let mut limits = None;
         let found = poll_fn(|context| {
+            // First, so that a waiter whose turn comes with its cancellation asks nobody.
+            if self.is_cancelled() {
+                return Poll::Ready(Err(self.cancelled()));
+            }
             if let Poll::Ready(result) = wait.as_mut().poll(context) {
                 return Poll::Ready(result);
             }
+            self.under_way.get_or_init(|| self.context.reaper.under_way());
             let limits = limits.get_or_insert_with(|| Box::pin(self.limits()));
             limits.as_mut().poll(context).map(Err)
         })
@@ -103,6 +109,11 @@ impl<'a, B: LockBackend> Wait<'a, B> {
 
     fn is_late(&self) -> bool {
         self.deadline().is_some_and(|deadline| self.context.ticker.now() >= deadline)
+    }
+
+    fn is_cancelled(&self) -> bool {
+        let token = self.context.options.cancel.as_ref();
+        token.is_some_and(CancellationToken::is_cancelled) || self.context.shut_down.is_cancelled()
     }
 
     /// Waits for whatever ends the wait without the lock.
@@ -259,6 +270,8 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             () = ticker.sleep_until_some(free_at) => {}
             () = ticker.sleep_until_some(ask_at) => {
                 schedule.timer_fired(ticker.now().since(self.started));
+                // A timer that was due at once must not keep everybody else from running.
+                tokio::task::yield_now().await;
             }
         }
         Ok(())
@@ -279,17 +292,27 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 drop(tokio::time::timeout(ROUND, wake_ups.woken()).await);
             }
         }
-        tokio::time::sleep(HEAD_START).await;
+        self.context.ticker.sleep(HEAD_START).await;
     }
 
     /// Subscribes to wake-ups if nobody in this lane has yet. When that is new, one more attempt
     /// must be made before waiting: a release may have come just before.
     async fn subscribe(&self, turn: &mut Turn) -> bool {
-        if turn.has_subscribed {
+        /// How long a subscription that failed is left alone.
+        const LEFT_ALONE: Duration = Duration::from_secs(10);
+        let ticker = &self.context.ticker;
+        if turn.wake_ups.is_some() || turn.subscribe_after.is_some_and(|at| ticker.now() < at) {
             return false;
         }
-        turn.wake_ups = self.context.backend.wake_ups(self.key).await;
-        turn.has_subscribed = true;
+        // Noted before: a waiter that gives up meanwhile does not hand the trouble on.
+        turn.subscribe_after = Some(ticker.now() + LEFT_ALONE);
+        // Bounded, because nothing else is noticed meanwhile.
+        let limit = ticker.now() + self.context.poll_interval;
+        turn.wake_ups = tokio::select! {
+            biased;
+            wake_ups = self.context.backend.wake_ups(self.key) => wake_ups,
+            () = ticker.sleep_until(limit) => None,
+        };
         turn.wake_ups.is_some()
     }
 

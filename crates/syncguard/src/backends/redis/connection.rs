@@ -10,13 +10,12 @@ use redis::{Client, ConnectionAddr, RedisResult, Value};
 
 use super::error;
 use super::scripts::Script;
-use crate::common::error::{ErrorCode, Result};
+use crate::common::error::Result;
 
 /// A multiplexed connection that connects again by itself.
 ///
-/// The driver notices a connection that was closed, and never repeats a call that was under way. A
-/// connection on which an answer did not come in time may be half open, and a late answer on it is
-/// nobody's any more: it is replaced.
+/// The driver never repeats a call that was under way. A connection that failed, or on which an
+/// answer did not come in time, is replaced; the next call connects.
 pub(super) struct Connection {
     client: Client,
     config: ConnectionManagerConfig,
@@ -70,12 +69,14 @@ impl Connection {
             (current.generation, current.manager.clone())
         };
         // The driver bounds connecting and answering, by the timeouts it was given.
-        let answer = script.run(manager, keys, arguments).await;
-        let mapped = answer.map_err(|cause| error::map(&cause, operation));
-        if mapped.as_ref().is_err_and(|error| error.code() == ErrorCode::NetworkTimeout) {
-            self.replace(generation);
-        }
-        mapped
+        script.run(manager, keys, arguments).await.map_err(|cause| {
+            // The driver would answer some failures to connect for ever, and a late answer on a
+            // connection that was too slow is nobody's any more.
+            if cause.code().is_none_or(|code| matches!(code, "NOAUTH" | "WRONGPASS")) {
+                self.replace(generation);
+            }
+            error::map(&cause, operation)
+        })
     }
 
     /// The version of the server, where the user may ask for it.

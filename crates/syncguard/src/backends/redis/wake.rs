@@ -9,6 +9,8 @@ use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::{Client, PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::{mpsc, oneshot};
 
+use super::error;
+use crate::common::error::ErrorCode;
 use crate::common::key::Key;
 use crate::contract::wake::{WakeHub, WakeUps};
 
@@ -22,7 +24,7 @@ pub(super) struct Waker {
 #[derive(Debug)]
 struct Shared {
     hub: WakeHub,
-    /// Which key a channel is about.
+    /// Which key a channel is about. Only the connection's own task changes it.
     keys: Mutex<HashMap<String, Key>>,
     has_warned: AtomicBool,
 }
@@ -31,7 +33,7 @@ struct Shared {
 #[derive(Debug)]
 enum Order {
     /// Subscribe, and say when it is confirmed.
-    Subscribe { channel: String, confirmed: oneshot::Sender<bool> },
+    Subscribe { key: Key, channel: String, confirmed: oneshot::Sender<bool> },
     /// Nobody waits for this key any more, unless somebody has come since.
     Idle { key: Key },
 }
@@ -88,9 +90,9 @@ impl Waker {
     /// Subscribes to the channel of a key; answers when the server has confirmed it.
     pub(super) async fn subscribe(&self, key: &Key, channel: String) -> Option<WakeUps> {
         let wake_ups = self.shared.hub.subscribe(key);
-        self.shared.keys().insert(channel.clone(), key.clone());
         let (confirmed, confirmation) = oneshot::channel();
-        self.orders.send(Order::Subscribe { channel, confirmed }).ok()?;
+        let key = key.clone();
+        self.orders.send(Order::Subscribe { key, channel, confirmed }).ok()?;
         confirmation.await.unwrap_or(false).then_some(wake_ups)
     }
 }
@@ -106,24 +108,22 @@ async fn serve(
     const PING_INTERVAL: Duration = Duration::from_secs(5);
     let mut connection: Option<ConnectionManager> = None;
     loop {
-        let order = match &mut connection {
-            None => orders.recv().await,
-            Some(connected) => match tokio::time::timeout(PING_INTERVAL, orders.recv()).await {
-                Ok(order) => order,
-                Err(_quiet) => {
-                    // A ping that fails makes the driver connect and subscribe again.
-                    let ping = redis::cmd("PING");
-                    let alive = ping.query_async::<Value>(connected).await.is_ok();
-                    if !alive {
-                        shared.hub.set_working(false);
-                    }
-                    continue;
+        let order = match tokio::time::timeout(PING_INTERVAL, orders.recv()).await {
+            Ok(None) => return,
+            Ok(Some(order)) => order,
+            Err(_quiet) => {
+                let is_awaited = !shared.keys().is_empty();
+                if is_awaited && !is_alive(connection.as_mut()).await {
+                    // The driver keeps a connection that only does not answer. Begin anew.
+                    shared.hub.set_working(false);
+                    connection = connect_again(&shared, &client, timeout).await;
                 }
-            },
+                continue;
+            }
         };
         match order {
-            None => return,
-            Some(Order::Subscribe { channel, confirmed }) => {
+            Order::Subscribe { key, channel, confirmed } => {
+                shared.keys().insert(channel.clone(), key);
                 let subscribed = async {
                     if connection.is_none() {
                         connection = Some(connect(&shared, &client, timeout).await?);
@@ -131,34 +131,53 @@ async fn serve(
                     let connected = connection.as_mut().expect("BUG: just connected");
                     connected.subscribe(channel).await
                 };
-                let is_subscribed = subscribed.await.is_ok();
-                if !is_subscribed {
-                    shared.warn_once();
+                let subscribed: RedisResult<()> = subscribed.await;
+                if let Err(cause) = &subscribed {
+                    match error::map(cause, "subscribe").code() {
+                        ErrorCode::AuthFailed => shared.warn_once(),
+                        _ => connection = None,
+                    }
                 }
                 // A waiter that has gone needs no confirmation.
-                confirmed.send(is_subscribed).unwrap_or_default();
+                confirmed.send(subscribed.is_ok()).unwrap_or_default();
             }
-            Some(Order::Idle { key }) => {
-                if shared.hub.is_awaited(&key) {
-                    continue;
-                }
-                let mut channels = Vec::new();
-                shared.keys().retain(|channel, of| {
-                    let stays = *of != key;
-                    if !stays {
-                        channels.push(channel.clone());
+            Order::Idle { key } => {
+                let channel = {
+                    let mut keys = shared.keys();
+                    let of_key =
+                        |(channel, of): (&String, &Key)| (*of == key).then(|| channel.clone());
+                    let channel = keys.iter().find_map(of_key);
+                    if shared.hub.is_awaited(&key) {
+                        continue;
                     }
-                    stays
-                });
-                if let Some(connected) = &mut connection {
-                    for channel in channels {
-                        // A subscription too many costs a message, nothing else.
-                        drop(connected.unsubscribe(channel).await);
-                    }
+                    channel.inspect(|channel| drop(keys.remove(channel)))
+                };
+                if let (Some(connected), Some(channel)) = (&mut connection, channel) {
+                    // A subscription too many costs a message, nothing else.
+                    drop(connected.unsubscribe(channel).await);
                 }
             }
         }
     }
+}
+
+async fn is_alive(connection: Option<&mut ConnectionManager>) -> bool {
+    match connection {
+        Some(connection) => redis::cmd("PING").query_async::<Value>(connection).await.is_ok(),
+        None => false,
+    }
+}
+
+/// A new connection with all subscriptions that are awaited, if the server can be reached.
+async fn connect_again(
+    shared: &Arc<Shared>,
+    client: &Client,
+    timeout: Duration,
+) -> Option<ConnectionManager> {
+    let channels: Vec<String> = shared.keys().keys().cloned().collect();
+    let mut connection = connect(shared, client, timeout).await.ok()?;
+    connection.subscribe(channels).await.ok()?;
+    Some(connection)
 }
 
 async fn connect(
@@ -172,11 +191,15 @@ async fn connect(
         .set_response_timeout(Some(timeout))
         .set_min_delay(Duration::from_millis(20))
         .set_max_delay(Duration::from_secs(1))
-        .set_number_of_retries(usize::MAX)
         .set_automatic_resubscription()
         .set_push_sender(move |push: PushInfo| {
             hears.hear(&push);
             Ok::<(), redis::aio::SendError>(())
         });
-    ConnectionManager::new_with_config(client.clone(), config).await
+    let connecting = ConnectionManager::new_with_config(client.clone(), config);
+    // The driver tries again a few times; a waiter must not wait for all of them.
+    match tokio::time::timeout(timeout, connecting).await {
+        Ok(connected) => connected,
+        Err(_elapsed) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+    }
 }

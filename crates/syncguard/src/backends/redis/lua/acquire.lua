@@ -29,15 +29,18 @@ if not redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[4], 'NX') then
   return {redis.call('GET', KEYS[2]) == '' and 2 or -2}
 end
 local counter = redis.pcall('INCR', KEYS[3])
+-- In all three cases the store ends as it was.
 if type(counter) ~= 'number' then
   redis.call('DEL', KEYS[2])
+  if string.find(counter.err, 'NOPERM', 1, true) then
+    return counter
+  end
   return {-3}
 end
-if counter > tonumber(ARGV[6]) then
-  -- The store ends as it was.
+if counter < 1 or counter > tonumber(ARGV[6]) then
   redis.call('DECR', KEYS[3])
   redis.call('DEL', KEYS[2])
-  return {-4}
+  return {counter < 1 and -3 or -4}
 end
 local fence = string.format('%015d', counter)
 local expires = integer(now + ARGV[2])

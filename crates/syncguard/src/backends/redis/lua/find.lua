@@ -2,8 +2,9 @@
 -- or by the index. Answers nil when it holds none, and FOREIGN when what is there is no record.
 local function find(lock_id, index, hint)
   if hint ~= index then
-    local raw = redis.call('GET', hint)
-    if raw then
+    -- Another type of data there is not our lock, and not our business.
+    local raw = redis.pcall('GET', hint)
+    if type(raw) == 'string' then
       local held_by, expires = holder(raw)
       if held_by == lock_id then
         return hint, expires, raw

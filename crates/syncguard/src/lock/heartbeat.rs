@@ -15,8 +15,8 @@ pub(super) fn start<B: LockBackend>(hold: &Arc<Hold<B>>) {
     context.reaper.spawn_untracked(async move {
         tokio::select! {
             biased;
-            // An extend that is under way goes on in the background, it is not torn apart.
             () = hold.ended() => {}
+            // An extend that is under way goes on in the background: if it succeeds, it is undone.
             _reason = hold.lost() => {}
             () = renew(&hold) => {}
         }

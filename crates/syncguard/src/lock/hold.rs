@@ -298,6 +298,11 @@ impl<B: LockBackend> Hold<B> {
         .await;
     }
 
+    /// Waits until the guard lets go.
+    async fn over(&self) {
+        self.watch(|state| if state.is_over { Watch::Found(()) } else { Watch::LookAgain }).await;
+    }
+
     /// Waits until the lock should be renewed.
     pub(super) async fn time_to_renew(&self) {
         self.watch(|state| {
@@ -331,7 +336,7 @@ impl<B: LockBackend> Hold<B> {
         let call = async move { hold.context.backend.extend(&request).await };
         let adopt = |rest| self.note_later(rest, sent, one_at_a_time);
         let mut call = Carried::new(call, adopt);
-        // The first poll sends the request.
+        // The first poll may send the request; letting go ends whatever has not been sent by then.
         let begun = poll_fn(|context| {
             let _nobody_lets_go = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
             if !self.may_extend(sent) {
@@ -342,7 +347,11 @@ impl<B: LockBackend> Hold<B> {
         let answer = match begun.await {
             None => return GONE,
             Some(Poll::Ready(answer)) => answer,
-            Some(Poll::Pending) => call.await,
+            Some(Poll::Pending) => tokio::select! {
+                biased;
+                () = self.over() => return GONE,
+                answer = &mut call => answer,
+            },
         };
         answer.map(|answer| self.note_extend(answer, sent))
     }
@@ -405,12 +414,17 @@ impl<B: LockBackend> Hold<B> {
         sent: Sent,
         one_at_a_time: OwnedMutexGuard<()>,
     ) {
-        let Some(rest) = rest else { return };
+        let Some(rest) = rest.filter(|_| !self.state().is_over) else { return };
         let hold = Arc::clone(self);
         self.context.reaper.spawn_untracked(async move {
-            if let Ok(answer) = rest.await {
-                // Whatever it says is noted; nobody waits for the answer.
-                drop(hold.note_extend(answer, sent));
+            tokio::select! {
+                biased;
+                // No extend is sent after a release, not even the rest of one.
+                () = hold.over() => {}
+                answer = rest => if let Ok(answer) = answer {
+                    // Whatever it says is noted; nobody waits for the answer.
+                    drop(hold.note_extend(answer, sent));
+                },
             }
             drop(one_at_a_time);
         });

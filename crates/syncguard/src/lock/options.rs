@@ -159,6 +159,9 @@ impl LockOptions {
 
     /// Hears of releases in the background that failed, timed out or never ran. Without it they
     /// are logged, without key and lock id. A release that found nothing to release is no error.
+    ///
+    /// It is called by the background job itself, or by the drop of a guard whose runtime is gone:
+    /// it must be quick. A panic in it is ignored.
     #[must_use]
     pub fn on_release_error(
         mut self,

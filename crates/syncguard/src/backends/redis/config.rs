@@ -10,11 +10,6 @@ use crate::common::error::{Error, Result};
 use crate::common::key::Key;
 use crate::common::storage_key::KeySpace;
 
-/// The longest name of a record, in bytes.
-const LIMIT_BYTES: usize = 1000;
-/// What is kept free of it: `":id:"` and a lock id.
-const RESERVE_BYTES: usize = 26;
-
 /// What can be chosen about a [`RedisBackend`](super::RedisBackend).
 ///
 /// ```
@@ -38,6 +33,10 @@ pub struct RedisConfig {
 impl RedisConfig {
     /// The prefix that records have unless told otherwise.
     pub const DEFAULT_PREFIX: &'static str = "syncguard";
+    /// The longest name of a record, in bytes.
+    pub const LIMIT_BYTES: usize = 1000;
+    /// What is kept free of it: `":id:"` and a lock id.
+    pub const RESERVE_BYTES: usize = 26;
 
     /// A server by its URL: `redis://user:password@host:port/database`, or `redis+unix:///path`.
     ///
@@ -103,7 +102,7 @@ impl RedisConfig {
         if self.connect_timeout.is_zero() || self.response_timeout.is_zero() {
             return Err(Error::invalid("timeouts must be positive"));
         }
-        let space = KeySpace::new(self.prefix.as_str(), LIMIT_BYTES, RESERVE_BYTES)?;
+        let space = KeySpace::new(self.prefix.as_str(), Self::LIMIT_BYTES, Self::RESERVE_BYTES)?;
         let reserved = match space.prefix() {
             "" => "fence:".to_owned(),
             prefix => format!("fence:{prefix}:"),

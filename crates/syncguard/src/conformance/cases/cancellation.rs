@@ -62,6 +62,33 @@ pub async fn an_acquire_dropped_anywhere_leaves_no_lock<F: Fixture>(fixture: &F)
     panic!("lock() did not end within {MOST_POLLS} polls");
 }
 
+/// Wherever `lock` is dropped while it waits, is woken and takes over, the key is free afterwards
+/// and the next waiter gets it.
+pub async fn a_wait_dropped_anywhere_leaves_no_lock<F: Fixture>(fixture: &F) {
+    let backend = Arc::new(fixture.backend().await);
+    for polls in 1..MOST_POLLS {
+        let key = fresh_key("drop-wait");
+        let (holder, waiter) = (locker(Arc::clone(&backend)), locker(Arc::clone(&backend)));
+        let mut guard = holder.lock(&key).await.expect("free");
+        let waiting = tokio::spawn({
+            let (waiter, key) = (waiter.clone(), key.clone());
+            async move { poll_then_drop(waiter.lock(&key), polls).await }
+        });
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        guard.release().await.expect("works");
+        // Either it got that far, or it hangs in a poll that nothing wakes any more.
+        let ended = tokio::time::timeout(Duration::from_secs(5), waiting).await;
+        let ended = ended.expect("the release wakes it").expect("no panic");
+        waiter.shutdown().await.expect("the background work ends");
+        assert!(!backend.is_locked(&key).await.expect("works"), "after {polls} polls");
+        acquire(&*backend, &key).await;
+        if ended {
+            return;
+        }
+    }
+    panic!("lock() did not end within {MOST_POLLS} polls");
+}
+
 /// Wherever `release` is dropped, the lock is released.
 pub async fn a_release_dropped_anywhere_still_releases<F: Fixture>(fixture: &F) {
     let backend = Arc::new(fixture.backend().await);

@@ -86,6 +86,8 @@ async fn locker_cycles(locker: Locker<MemoryBackend>, keys: Vec<Key>, cycles: us
 }
 
 fn scaling(report: &mut Report) {
+    /// Long enough that the two threads really run side by side.
+    const CYCLES: usize = 400_000;
     let runtime = runtime(2);
     let run = |tasks: usize| {
         runtime.block_on(async move {

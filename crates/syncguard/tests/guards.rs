@@ -138,6 +138,26 @@ fn another_runtime_is_an_error_and_not_a_hang() {
 }
 
 #[test]
+fn a_task_of_another_runtime_gets_an_error_and_what_it_sent_is_undone() {
+    let [home, elsewhere] = runtimes();
+    let (locker, backend) = home.block_on(async {
+        let backend = Faulty::new();
+        (Locker::new(backend.clone()).expect("in a runtime"), backend)
+    });
+    backend.fail_next(Call::Acquire, Fault::Delayed(ms(10)));
+    let asking = elsewhere.spawn({
+        let locker = locker.clone();
+        async move { locker.lock("k").await.map(drop) }
+    });
+    let error = elsewhere.block_on(asking).expect("no panic").expect_err("not its runtime");
+    assert_eq!(error.code(), ErrorCode::InvalidArgument);
+    home.block_on(async {
+        locker.shutdown().await.expect("undone at home");
+        assert!(!backend.is_locked(&key("k")).await.expect("works"));
+    });
+}
+
+#[test]
 fn a_release_that_waits_is_handed_home_by_another_runtime() {
     let [home, elsewhere] = runtimes();
     let (locker, mut guard, backend) = home.block_on(async {

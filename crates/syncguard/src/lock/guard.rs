@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::task;
 use tokio_util::sync::CancellationToken;
 
 use super::carried::Carried;
@@ -96,11 +95,7 @@ impl<B: LockBackend> LockGuard<B> {
             return Ok(Release::NotHeld(Absence::NotFound));
         }
         let hold = Arc::clone(self.hold());
-        if task::try_id().is_none() {
-            // Not in a task; there may be no runtime at all, where a backend's first poll would
-            // panic. Inside a task the check can wait until the call does.
-            hold.context.check_runtime()?;
-        }
+        hold.context.check_for_a_runtime()?;
         hold.let_go();
         let release_was_sent = self.ending != Ending::Armed { release_was_sent: false };
         self.ending = Ending::HandedOn;

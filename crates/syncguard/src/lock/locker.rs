@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::task;
 use tokio_util::sync::CancellationToken;
 
 use super::clock::{LocalClock, Ticker};
@@ -85,6 +86,14 @@ impl<B> Shared<B> {
                 tracing::debug!("an observer panicked");
             }
         }
+    }
+
+    /// Refuses to begin where there may be no runtime at all: a backend's first poll could panic.
+    ///
+    /// Inside a task there is one. Whether it is the right one can wait until a call has to wait:
+    /// asking tokio counts a reference that all threads share, and they would meet there.
+    pub(super) fn check_for_a_runtime(&self) -> Result<()> {
+        if task::try_id().is_some() { Ok(()) } else { self.check_runtime() }
     }
 
     /// A backend's connections live in one runtime; in another one a call could hang for ever.
@@ -236,7 +245,8 @@ impl<B: LockBackend> Locker<B> {
     ///
     /// Dropped half-way, the lock may have been extended and stays with its id.
     pub async fn adopt(&self, lock_id: LockId) -> Result<Option<LockGuard<B>>> {
-        self.check_open()?;
+        self.context.check_runtime()?;
+        self.check_not_shut_down()?;
         let sent = self.context.ticker.now();
         let backend = &self.context.backend;
         let with_id = |error: Error| error.with_lock_id(lock_id);
@@ -295,12 +305,12 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let key = key.try_into()?;
-        self.check_open()?;
+        self.context.check_for_a_runtime()?;
+        self.check_not_shut_down()?;
         Ok(key)
     }
 
-    fn check_open(&self) -> Result<()> {
-        self.context.check_runtime()?;
+    fn check_not_shut_down(&self) -> Result<()> {
         if self.context.shut_down.is_cancelled() {
             return Err(Error::aborted("the locker has been shut down"));
         }

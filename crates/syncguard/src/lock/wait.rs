@@ -98,6 +98,10 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             if let Poll::Ready(result) = wait.as_mut().poll(context) {
                 return Poll::Ready(result);
             }
+            if limits.is_none() {
+                // Only what waits needs its runtime. What was sent elsewhere is undone at home.
+                self.context.check_runtime()?;
+            }
             self.under_way.get_or_init(|| self.context.reaper.under_way());
             let limits = limits.get_or_insert_with(|| Box::pin(self.limits()));
             limits.as_mut().poll(context).map(Err)
@@ -122,11 +126,17 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             let shut_down = self.context.shut_down.cancelled();
             match &self.context.options.cancel {
                 None => shut_down.await,
-                Some(token) => tokio::select! {
-                    biased;
-                    () = token.cancelled() => {}
-                    () = shut_down => {}
-                },
+                // Boxed, so that waiters without a token are smaller.
+                Some(token) => {
+                    Box::pin(async {
+                        tokio::select! {
+                            biased;
+                            () = token.cancelled() => {}
+                            () = shut_down => {}
+                        }
+                    })
+                    .await;
+                }
             }
         };
         tokio::select! {

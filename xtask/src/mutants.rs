@@ -198,7 +198,7 @@ fn passes(home: &Path, tree: &Path, test: &str) -> Outcome<bool> {
 fn succeeds(home: &Path, tree: &Path, test: &str, more: &[&str]) -> Outcome<bool> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new("timeout")
-        .arg("300")
+        .arg("120")
         .arg(cargo)
         .current_dir(tree)
         .env("CARGO_TARGET_DIR", home.join("build"))

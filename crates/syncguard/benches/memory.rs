@@ -47,7 +47,8 @@ fn uncontended(report: &mut Report) {
     let runtime = runtime(1);
     let (mut limit, mut ours) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        limit.push(on_worker(&runtime, mutex_map_cycles(keys(256), CYCLES)));
+        // Both run for about as long, so that a disturbance hits them alike.
+        limit.push(on_worker(&runtime, mutex_map_cycles(keys(256), CYCLES * 8)));
         ours.push(on_worker(&runtime, async {
             let locker = Locker::new(MemoryBackend::new()).unwrap();
             locker_cycles(locker, keys(256), CYCLES).await
@@ -105,12 +106,28 @@ fn scaling(report: &mut Report) {
             (count * CYCLES) as f64 / started.elapsed().as_secs_f64()
         })
     };
-    let ratios = (0..ROUNDS).map(|_| {
+    let (mut ratios, mut ceilings) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
         let one = run(1);
-        run(2) / one
-    });
-    let ratio = median(ratios.collect());
+        ratios.push(run(2) / one);
+        ceilings.push(arithmetic_scaling());
+    }
+    let ratio = median(ratios);
+    report.info("two threads of pure arithmetic / one", median(ceilings), "x");
     report.check("two threads on distinct keys / one", ratio, "x", Demand::AtLeast(1.5));
+}
+
+/// What two threads that share nothing reach on this machine at this moment.
+fn arithmetic_scaling() -> f64 {
+    let spin = || (0..100_000_000_u64).fold(1_u64, |x, i| black_box(x.wrapping_mul(31) ^ i));
+    let started = Instant::now();
+    black_box(spin());
+    let one = started.elapsed();
+    let started = Instant::now();
+    let other = std::thread::spawn(spin);
+    black_box(spin());
+    black_box(other.join().unwrap());
+    2.0 * one.as_secs_f64() / started.elapsed().as_secs_f64()
 }
 
 fn fairness(report: &mut Report) {

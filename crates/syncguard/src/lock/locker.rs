@@ -5,6 +5,7 @@ use std::future::Future;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -45,15 +46,40 @@ use crate::contract::request::ExtendRequest;
 /// }
 /// ```
 pub struct Locker<B: LockBackend> {
-    context: Arc<Context<B>>,
+    contexts: Contexts<B>,
 }
 
-/// A locker's options and what it shares with lockers of other options, behind one pointer:
-/// counting two would make threads meet twice as often.
+/// The same context several times over. Every lock counts a reference to its context; threads that
+/// count in different places do not slow each other down.
 #[derive(Debug)]
+struct Contexts<B>(Arc<[Arc<Context<B>>]>);
+
+impl<B> Contexts<B> {
+    const STRIPES: usize = 8;
+
+    fn new(shared: &Arc<Shared<B>>, options: LockOptions) -> Self {
+        let options = Arc::new(options);
+        let context = || Context { shared: Arc::clone(shared), options: Arc::clone(&options) };
+        Self((0..Self::STRIPES).map(|_| Arc::new(context())).collect())
+    }
+
+    /// The one for the current thread.
+    fn here(&self) -> &Arc<Context<B>> {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        thread_local! {
+            static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+        }
+        &self.0[THREAD.with(|thread| thread % Self::STRIPES)]
+    }
+}
+
+/// A locker's options and what it shares with lockers of other options, behind one pointer. A cache
+/// line to itself, because its references are counted in front of it.
+#[derive(Debug)]
+#[repr(align(64))]
 pub(super) struct Context<B> {
     shared: Arc<Shared<B>>,
-    pub(super) options: LockOptions,
+    pub(super) options: Arc<LockOptions>,
 }
 
 impl<B> Deref for Context<B> {
@@ -142,20 +168,19 @@ impl<B: LockBackend> Locker<B> {
     /// ```
     pub fn with_options(&self, options: LockOptions) -> Result<Self> {
         options.validate()?;
-        let shared = Arc::clone(&self.context.shared);
-        Ok(Self { context: Arc::new(Context { shared, options }) })
+        Ok(Self { contexts: Contexts::new(&self.context().shared, options) })
     }
 
     /// The options for the locks that this locker takes.
     #[must_use]
     pub fn options(&self) -> &LockOptions {
-        &self.context.options
+        &self.context().options
     }
 
     /// The backend.
     #[must_use]
     pub fn backend(&self) -> &B {
-        &self.context.backend
+        &self.context().backend
     }
 
     /// Takes the lock if it is free; one attempt, no queueing.
@@ -169,7 +194,7 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let key = self.ready_for(key)?;
-        Wait::new(&self.context, &key).once().await
+        Wait::new(self.context(), &key).once().await
     }
 
     /// Takes the lock, waiting for it up to the [timeout](LockOptions::timeout).
@@ -191,7 +216,7 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let key = self.ready_for(key)?;
-        Wait::new(&self.context, &key).until_acquired().await
+        Wait::new(self.context(), &key).until_acquired().await
     }
 
     /// Takes the lock, runs `work` under it, and releases it.
@@ -245,12 +270,12 @@ impl<B: LockBackend> Locker<B> {
     ///
     /// Dropped half-way, the lock may have been extended and stays with its id.
     pub async fn adopt(&self, lock_id: LockId) -> Result<Option<LockGuard<B>>> {
-        self.context.check_runtime()?;
+        self.context().check_runtime()?;
         self.check_not_shut_down()?;
-        let sent = self.context.ticker.now();
-        let backend = &self.context.backend;
+        let sent = self.context().ticker.now();
+        let backend = &self.context().backend;
         let with_id = |error: Error| error.with_lock_id(lock_id);
-        let request = ExtendRequest::new(lock_id, self.context.options.ttl);
+        let request = ExtendRequest::new(lock_id, self.context().options.ttl);
         let extension = match backend.extend(&request).await.map_err(with_id)? {
             Extend::Extended(extension) => extension,
             Extend::NotHeld(_) => return Ok(None),
@@ -264,11 +289,11 @@ impl<B: LockBackend> Locker<B> {
             expires_at: extension.expires_at(),
             receipt: extension.receipt().cloned(),
             sent,
-            ttl: self.context.options.ttl,
+            ttl: self.context().options.ttl,
             in_doubt: None,
         };
-        self.context.lanes.hold(&stored.key, grant.deadline());
-        Ok(Some(LockGuard::new(Arc::clone(&self.context), stored.key, grant)))
+        self.context().lanes.hold(&stored.key, grant.deadline());
+        Ok(Some(LockGuard::new(Arc::clone(self.context()), stored.key, grant)))
     }
 
     /// Takes no new locks, ends all waits with [`ErrorCode::Aborted`], and waits until all releases in the background are done, for at most ten
@@ -287,16 +312,20 @@ impl<B: LockBackend> Locker<B> {
     ///
     /// Dropped half-way, the releases go on; call it again to wait for them.
     pub async fn shutdown_within(&self, limit: Duration) -> Result<()> {
-        self.context.check_runtime()?;
-        self.context.shut_down.cancel();
-        let drained = tokio::time::timeout(limit, self.context.reaper.drain()).await;
+        self.context().check_runtime()?;
+        self.context().shut_down.cancel();
+        let drained = tokio::time::timeout(limit, self.context().reaper.drain()).await;
         drained.map_err(|_elapsed| {
-            let left = self.context.reaper.jobs();
+            let left = self.context().reaper.jobs();
             Error::new(
                 ErrorCode::NetworkTimeout,
                 format!("{left} releases were still under way after {} ms", limit.as_millis()),
             )
         })
+    }
+
+    fn context(&self) -> &Arc<Context<B>> {
+        self.contexts.here()
     }
 
     fn ready_for<K>(&self, key: K) -> Result<Key>
@@ -305,13 +334,13 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let key = key.try_into()?;
-        self.context.check_for_a_runtime()?;
+        self.context().check_for_a_runtime()?;
         self.check_not_shut_down()?;
         Ok(key)
     }
 
     fn check_not_shut_down(&self) -> Result<()> {
-        if self.context.shut_down.is_cancelled() {
+        if self.context().shut_down.is_cancelled() {
             return Err(Error::aborted("the locker has been shut down"));
         }
         Ok(())
@@ -320,17 +349,17 @@ impl<B: LockBackend> Locker<B> {
 
 impl<B: LockBackend> Clone for Locker<B> {
     fn clone(&self) -> Self {
-        Self { context: Arc::clone(&self.context) }
+        Self { contexts: Contexts(Arc::clone(&self.contexts.0)) }
     }
 }
 
 impl<B: LockBackend> fmt::Debug for Locker<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locker")
-            .field("backend", &self.context.backend)
-            .field("options", &self.context.options)
-            .field("lanes", &self.context.lanes)
-            .field("background_jobs", &self.context.reaper.jobs())
+            .field("backend", &self.context().backend)
+            .field("options", &self.context().options)
+            .field("lanes", &self.context().lanes)
+            .field("background_jobs", &self.context().reaper.jobs())
             .finish()
     }
 }
@@ -408,7 +437,6 @@ impl<B: LockBackend> LockerBuilder<B> {
             observer: self.observer,
             shut_down: CancellationToken::new(),
         };
-        let context = Context { shared: Arc::new(shared), options: self.options };
-        Ok(Locker { context: Arc::new(context) })
+        Ok(Locker { contexts: Contexts::new(&Arc::new(shared), self.options) })
     }
 }

@@ -59,6 +59,7 @@ struct Bare {
     raw: MultiplexedConnection,
     acquire: Arc<Script>,
     release: Arc<Script>,
+    is_plain: bool,
 }
 
 macro_rules! lua {
@@ -71,45 +72,22 @@ macro_rules! lua {
     };
 }
 
-/// The scripts that the wire format describes.
-fn plain_scripts() -> (Arc<Script>, Arc<Script>) {
-    let now = "local t = redis.call('TIME')
-        local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000) ";
-    let acquire = format!(
-        "{now}
-        local held = redis.call('GET', KEYS[1])
-        if held and cjson.decode(held).expiresAtMs > now - tonumber(ARGV[3]) then return 0 end
-        local fence = string.format('%015d', redis.call('INCR', KEYS[3]))
-        local expires = now + tonumber(ARGV[2])
-        redis.call('SET', KEYS[1], cjson.encode({{lockId = ARGV[1], expiresAtMs = expires,
-            acquiredAtMs = now, key = ARGV[5], fence = fence}}), 'PX', ARGV[2])
-        redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[2])
-        return {{1, fence, expires}}"
-    );
-    let release = format!(
-        "{now}
-        local lock = redis.call('GET', KEYS[1])
-        if not lock then return -1 end
-        local raw = redis.call('GET', lock)
-        if not raw then return -1 end
-        local record = cjson.decode(raw)
-        if record.expiresAtMs <= now - tonumber(ARGV[2]) then return -2 end
-        if record.lockId ~= ARGV[1] then return 0 end
-        redis.call('DEL', lock, KEYS[1])
-        return 1"
-    );
-    (Arc::new(Script::new(&acquire)), Arc::new(Script::new(&release)))
-}
-
 impl Bare {
     fn ours(raw: MultiplexedConnection) -> Self {
         let script = |text: &str| Arc::new(Script::new(text));
-        Self { raw, acquire: script(lua!("acquire.lua")), release: script(lua!("release.lua")) }
+        Self {
+            raw,
+            acquire: script(lua!("acquire.lua")),
+            release: script(lua!("release.lua")),
+            is_plain: false,
+        }
     }
 
+    /// The scripts that the wire format describes.
     fn plain(raw: MultiplexedConnection) -> Self {
-        let (acquire, release) = plain_scripts();
-        Self { raw, acquire, release }
+        let acquire = Script::new(include_str!("../tests/typescript/acquire.lua"));
+        let release = Script::new(include_str!("../tests/typescript/release.lua"));
+        Self { raw, acquire: Arc::new(acquire), release: Arc::new(release), is_plain: true }
     }
 
     async fn cycle(&mut self, key: &str) {
@@ -124,7 +102,7 @@ impl Bare {
             .arg(lock_id.expose())
             .arg("30000")
             .arg("1000")
-            .arg("32000")
+            .arg(if self.is_plain { &lock } else { "32000" })
             .arg(format!("\"{key}\""))
             .arg("900000000000000")
             .invoke_async(&mut self.raw)

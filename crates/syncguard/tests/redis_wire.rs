@@ -128,25 +128,10 @@ struct Peer {
     space: KeySpace,
 }
 
-const PEER_NOW: &str = "
-    local t = redis.call('TIME')
-    local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
-";
-
 impl Peer {
     /// The fence, or nothing when it is contended.
     async fn acquire(&mut self, key: &Key, lock_id: &LockId, ttl_ms: u64) -> Option<u64> {
-        let script = Script::new(&format!(
-            "{PEER_NOW}
-            local held = redis.call('GET', KEYS[1])
-            if held and cjson.decode(held).expiresAtMs > now - tonumber(ARGV[3]) then return 0 end
-            local fence = string.format('%015d', redis.call('INCR', KEYS[3]))
-            local expires = now + tonumber(ARGV[2])
-            redis.call('SET', KEYS[1], cjson.encode({{lockId = ARGV[1], expiresAtMs = expires,
-                acquiredAtMs = now, key = ARGV[5], fence = fence}}), 'PX', ARGV[2])
-            redis.call('SET', KEYS[2], ARGV[4], 'PX', ARGV[2])
-            return {{1, fence, expires}}"
-        ));
+        let script = Script::new(include_str!("typescript/acquire.lua"));
         let lock = self.space.lock_key(key).expect("fits");
         let answer: redis::Value = script
             .key(&lock)
@@ -172,21 +157,7 @@ impl Peer {
 
     /// 1 for success.
     async fn release(&mut self, lock_id: &LockId) -> i64 {
-        let script = Script::new(&format!(
-            "{PEER_NOW}
-            local lock = redis.call('GET', KEYS[1])
-            if not lock then return -1 end
-            local raw = redis.call('GET', lock)
-            if not raw then return -1 end
-            local record = cjson.decode(raw)
-            if record.expiresAtMs <= now - tonumber(ARGV[2]) then
-                redis.call('DEL', lock, KEYS[1])
-                return -2
-            end
-            if record.lockId ~= ARGV[1] then return 0 end
-            redis.call('DEL', lock, KEYS[1])
-            return 1"
-        ));
+        let script = Script::new(include_str!("typescript/release.lua"));
         let index = self.space.index_key(lock_id).expect("fits");
         let mut call = script.key(index);
         call.arg(lock_id.expose()).arg(1000).invoke_async(&mut self.raw).await.expect("works")
@@ -194,20 +165,7 @@ impl Peer {
 
     /// Whether it was extended.
     async fn extend(&mut self, lock_id: &LockId, ttl_ms: u64) -> bool {
-        let script = Script::new(&format!(
-            "{PEER_NOW}
-            local lock = redis.call('GET', KEYS[1])
-            local raw = lock and redis.call('GET', lock)
-            if not raw then return 0 end
-            local record = cjson.decode(raw)
-            if record.expiresAtMs <= now - tonumber(ARGV[2]) or record.lockId ~= ARGV[1] then
-                return 0
-            end
-            record.expiresAtMs = now + tonumber(ARGV[3])
-            redis.call('SET', lock, cjson.encode(record), 'PX', ARGV[3])
-            redis.call('SET', KEYS[1], lock, 'PX', ARGV[3])
-            return {{1, record.expiresAtMs}}"
-        ));
+        let script = Script::new(include_str!("typescript/extend.lua"));
         let index = self.space.index_key(lock_id).expect("fits");
         let mut call = script.key(index);
         let answer: redis::Value = call

@@ -61,7 +61,11 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         let mut attempts = Attempts::new(self.context, self.key, &self.attempts, None);
         let result = self.bounded(pin!(attempts.ask())).await;
         drop(attempts);
-        self.outcome = outcome_of(&result);
+        self.outcome = match &result {
+            Ok(Found::Ours(_)) => WaitOutcome::Acquired,
+            Ok(Found::Taken { .. }) => WaitOutcome::Contended,
+            Err(error) => outcome_of(error),
+        };
         Ok(match result? {
             Found::Ours(guard) => Some(guard),
             Found::Taken { .. } => None,
@@ -71,21 +75,15 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     /// Attempts until the lock is ours or the time is over.
     pub(super) async fn until_acquired(&mut self) -> Result<LockGuard<B>> {
         let result = self.bounded(pin!(self.in_turn())).await;
-        self.outcome = outcome_of(&result);
-        match result? {
-            Found::Ours(guard) => Ok(guard),
-            Found::Taken { .. } => Err(self.timed_out()),
-        }
+        self.outcome = result.as_ref().map_or_else(outcome_of, |_guard| WaitOutcome::Acquired);
+        result
     }
 
     /// Bounds a wait by the timeout and the cancellation token, a running attempt included.
     ///
     /// Futures are passed by reference, and the limits are only made when there is something to
     /// wait for: a parked waiter is small, and a lock that is free costs no timer.
-    async fn bounded(
-        &self,
-        mut wait: Pin<&mut impl Future<Output = Result<Found<B>>>>,
-    ) -> Result<Found<B>> {
+    async fn bounded<T>(&self, mut wait: Pin<&mut impl Future<Output = Result<T>>>) -> Result<T> {
         if self.context.options.timeout == Some(Duration::ZERO) {
             return Err(self.timed_out());
         }
@@ -151,7 +149,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     }
 
     /// Waits for the turn within this process, then for the lock.
-    async fn in_turn(&self) -> Result<Found<B>> {
+    async fn in_turn(&self) -> Result<LockGuard<B>> {
         let visit = self.context.lanes.enter(self.key);
         let lane = &*visit.lane;
         let mut turn = lane.turn.lock().await;
@@ -166,7 +164,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         let mut holder = Holder::Here;
         if lane.held_until().is_none() || retries == Some(0) {
             match self.ask(lane, &mut turn, &mut attempts).await? {
-                Found::Ours(guard) => return Ok(Found::Ours(guard)),
+                Found::Ours(guard) => return Ok(guard),
                 Found::Taken { free_in } => holder = Holder::Elsewhere { free_in },
             }
         }
@@ -181,7 +179,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         mut turn: MutexGuard<'_, Turn>,
         mut attempts: Attempts<'_, B>,
         mut holder: Holder,
-    ) -> Result<Found<B>> {
+    ) -> Result<LockGuard<B>> {
         let options = &self.context.options;
         let mut schedule = Schedule::new(options.retry, options.timeout);
         loop {
@@ -192,7 +190,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 }
             }
             match self.ask(lane, &mut turn, &mut attempts).await? {
-                Found::Ours(guard) => return Ok(Found::Ours(guard)),
+                Found::Ours(guard) => return Ok(guard),
                 Found::Taken { .. } if lane.held_until().is_some() => holder = Holder::Here,
                 Found::Taken { free_in } => holder = Holder::Elsewhere { free_in },
             }
@@ -352,13 +350,11 @@ impl<B: LockBackend> Drop for Wait<'_, B> {
     }
 }
 
-fn outcome_of<B: LockBackend>(result: &Result<Found<B>>) -> WaitOutcome {
-    match result.as_ref().map_err(Error::code) {
-        Ok(Found::Ours(_)) => WaitOutcome::Acquired,
-        Ok(Found::Taken { .. }) => WaitOutcome::Contended,
-        Err(ErrorCode::AcquisitionTimeout) => WaitOutcome::TimedOut,
-        Err(ErrorCode::Aborted) => WaitOutcome::Cancelled,
-        Err(_) => WaitOutcome::Failed,
+fn outcome_of(error: &Error) -> WaitOutcome {
+    match error.code() {
+        ErrorCode::AcquisitionTimeout => WaitOutcome::TimedOut,
+        ErrorCode::Aborted => WaitOutcome::Cancelled,
+        _ => WaitOutcome::Failed,
     }
 }
 

@@ -32,6 +32,7 @@ fn main() {
     let mut report = Report::default();
     let runtime = runtime();
     runtime.block_on(uncontended(&mut report, &server));
+    load_generator(&mut report, &server);
     runtime.block_on(server_time(&mut report, &server));
     runtime.block_on(contended(&mut report, &server));
     processes(&mut report, &server);
@@ -115,7 +116,8 @@ impl Bare {
             .arg("1000")
             .arg("0")
             .arg("bare:wake")
-            .arg("bare:wake:");
+            .arg("bare:wake:")
+            .arg("PUBLISH");
         assert_eq!(call.invoke_async::<i64>(&mut self.raw).await.unwrap(), 1);
     }
 }
@@ -202,6 +204,30 @@ async fn uncontended(report: &mut Report, server: &RedisServer) {
         report.info(format!("{tasks} tasks, ours"), median(figures), "cycles/s");
         let name = format!("{tasks} tasks, ours / bare client");
         report.check(name, median(ratios), "x", Demand::AtLeast(0.85));
+    }
+}
+
+/// What the server's own load generator reaches with the plainest lock there is: `SET … NX` and
+/// `DEL`, without owner, fence or expiry check. Two commands are one cycle.
+fn load_generator(report: &mut Report, server: &RedisServer) {
+    for clients in ["16", "64"] {
+        let port = server.port().to_string();
+        let run = |command: &[&str]| -> Option<f64> {
+            let fixed = ["-p", &port, "-c", clients, "-n", "100000", "-r", "4096", "--csv"];
+            let output = Command::new("redis-benchmark").args(fixed).args(command).output().ok()?;
+            let text = String::from_utf8(output.stdout).ok()?;
+            text.lines().last()?.split("\",\"").nth(1)?.trim_matches('"').parse().ok()
+        };
+        let set = run(&["SET", "bench:__rand_int__", "id", "NX", "PX", "30000"]);
+        let cycle = set.zip(run(&["DEL", "bench:__rand_int__"]));
+        if let Some((set, del)) = cycle {
+            let rate = 1.0 / (1.0 / set + 1.0 / del);
+            report.info(
+                format!("{clients} clients, redis-benchmark SET NX + DEL"),
+                rate,
+                "cycles/s",
+            );
+        }
     }
 }
 

@@ -24,6 +24,7 @@ pub use common::storage_key::KeySpace;
 pub use common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp, is_live};
 pub use common::ttl::Ttl;
 pub use contract::LockBackend;
+pub use contract::advice::Advice;
 pub use contract::capabilities::{Capabilities, TimeAuthority};
 pub use contract::erased::AnyBackend;
 pub use contract::event::{

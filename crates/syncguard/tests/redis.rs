@@ -3,6 +3,7 @@
 #![cfg(all(feature = "redis", feature = "conformance"))]
 
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands, Client};
@@ -12,35 +13,64 @@ use syncguard::redis::RedisConfig;
 use syncguard::{
     AnyBackend, Fence, Key, KeySpace, Layer, LockId, RedisBackend, TelemetryLayer, TracingSink,
 };
-use test_support::{RedisOptions, RedisServer};
+use test_support::{Fault, Proxy, RedisCluster, RedisOptions, RedisServer};
 
 /// One server for all cases of the kit; they use keys of their own.
 static SERVER: LazyLock<Option<RedisServer>> =
     LazyLock::new(|| RedisServer::start(&RedisOptions::default()));
 
+static CLUSTER: LazyLock<Option<RedisCluster>> = LazyLock::new(|| RedisCluster::start(0));
+
 struct RedisFixture {
-    url: String,
-    prefix: String,
+    config: RedisConfig,
     space: KeySpace,
+    /// To the server that has the records.
     raw: MultiplexedConnection,
+    /// Between the backend and the server, if there is one.
+    _proxy: Option<Proxy>,
 }
 
 impl RedisFixture {
     /// On the shared server, with the default prefix.
     async fn shared() -> Self {
+        Self::with_prefix("syncguard").await
+    }
+
+    /// On the shared server.
+    async fn with_prefix(prefix: &str) -> Self {
         let server = SERVER.as_ref().expect("checked by every test");
-        Self::new(server.url(), "syncguard").await
+        Self::new(RedisConfig::from_url(&server.url()).expect("a URL"), server, prefix).await
     }
 
-    async fn new(url: String, prefix: &str) -> Self {
-        let client = Client::open(url.as_str()).expect("a URL");
-        let raw = client.get_multiplexed_async_connection().await.expect("connects");
+    /// On the shared Cluster.
+    async fn on_cluster() -> Self {
+        let cluster = CLUSTER.as_ref().expect("Redis is installed");
+        let prefix = "shop:{locks}";
+        let config = RedisConfig::from_url(&cluster.url("")).expect("a URL");
+        Self::new(config, &cluster.nodes()[cluster.node_of(prefix)], prefix).await
+    }
+
+    /// On the shared server, through a proxy that takes its time.
+    async fn through_proxy() -> Self {
+        let server = SERVER.as_ref().expect("checked by every test");
+        let proxy = Proxy::start(server.port()).await;
+        proxy.set(Fault::Delay(Duration::from_millis(1)));
+        let url = format!("redis://127.0.0.1:{}/0", proxy.port());
+        let config = RedisConfig::from_url(&url).expect("a URL");
+        Self { _proxy: Some(proxy), ..Self::new(config, server, "proxied").await }
+    }
+
+    /// On the shared server, by a connection of the caller's own.
+    async fn by_connection() -> Self {
+        let server = SERVER.as_ref().expect("checked by every test");
+        let config = RedisConfig::from_connection(connection(server).await);
+        Self::new(config, server, "own").await
+    }
+
+    async fn new(config: RedisConfig, server: &RedisServer, prefix: &str) -> Self {
         let space = KeySpace::new(prefix, 1000, 26).expect("valid");
-        Self { url, prefix: prefix.to_owned(), space, raw }
-    }
-
-    fn config(&self) -> RedisConfig {
-        RedisConfig::from_url(&self.url).expect("a URL").prefix(self.prefix.as_str())
+        let raw = connection(server).await;
+        Self { config: config.prefix(prefix), space, raw, _proxy: None }
     }
 
     fn lock_key(&self, key: &Key) -> String {
@@ -70,15 +100,20 @@ impl RedisFixture {
     }
 }
 
+async fn connection(server: &RedisServer) -> MultiplexedConnection {
+    let client = Client::open(server.url()).expect("a URL");
+    client.get_multiplexed_async_connection().await.expect("connects")
+}
+
 impl Fixture for RedisFixture {
     type Backend = RedisBackend;
 
     async fn backend(&self) -> RedisBackend {
-        RedisBackend::connect(self.config()).await.expect("connects")
+        RedisBackend::connect(self.config.clone()).await.expect("connects")
     }
 
     async fn backend_with_cleanup(&self) -> RedisBackend {
-        let config = self.config().cleanup_in_is_locked(true);
+        let config = self.config.clone().cleanup_in_is_locked(true);
         RedisBackend::connect(config).await.expect("connects")
     }
 
@@ -158,11 +193,8 @@ kit!(under_telemetry, {
     let layer = TelemetryLayer::new(Arc::new(TracingSink));
     RedisFixture::shared().await.wrapped(move |backend| layer.layer(backend))
 });
-kit!(prefix_of_470_bytes, {
-    let url = SERVER.as_ref().expect("checked").url();
-    RedisFixture::new(url, &"p".repeat(470)).await
-});
-kit!(prefix_of_950_bytes, {
-    let url = SERVER.as_ref().expect("checked").url();
-    RedisFixture::new(url, &"p".repeat(950)).await
-});
+kit!(prefix_of_470_bytes, RedisFixture::with_prefix(&"p".repeat(470)).await);
+kit!(prefix_of_950_bytes, RedisFixture::with_prefix(&"p".repeat(950)).await);
+kit!(cluster, RedisFixture::on_cluster().await);
+kit!(through_proxy, RedisFixture::through_proxy().await);
+kit!(callers_connection, RedisFixture::by_connection().await);

@@ -1,10 +1,12 @@
 //! What tests with real servers need: the servers, started on free ports in temporary directories,
 //! and a TCP proxy that misbehaves on demand.
 
+mod certificates;
 mod process;
 mod proxy;
 mod redis;
 
+pub use certificates::Certificates;
 pub use process::find_program;
 pub use proxy::{Fault, Proxy};
-pub use redis::{RedisOptions, RedisServer};
+pub use redis::{RedisCluster, RedisOptions, RedisSentinel, RedisServer};

@@ -3,14 +3,17 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::certificates::Certificates;
 use crate::process::{Server, TempDir, find_program, free_port};
 
 /// How a Redis server is to be started.
 #[derive(Clone, Debug, Default)]
 pub struct RedisOptions {
     arguments: Vec<String>,
+    tls_port: Option<u16>,
 }
 
 impl RedisOptions {
@@ -18,6 +21,17 @@ impl RedisOptions {
     #[must_use]
     pub fn with_aof(self) -> Self {
         self.with(["--appendonly", "yes", "--appendfsync", "always"])
+    }
+
+    /// Speaks TLS too, on a port of its own.
+    #[must_use]
+    pub fn with_tls(mut self, certificates: &Certificates) -> Self {
+        let port = free_port();
+        self.tls_port = Some(port);
+        self.with(["--tls-port", &port.to_string(), "--tls-auth-clients", "optional"])
+            .with(["--tls-cert-file", &certificates.path("server.pem")])
+            .with(["--tls-key-file", &certificates.path("server.key")])
+            .with(["--tls-ca-cert-file", &certificates.path("ca.pem")])
     }
 
     /// Adds arguments of its command line.
@@ -34,6 +48,7 @@ pub struct RedisServer {
     program: PathBuf,
     arguments: Vec<String>,
     port: u16,
+    tls_port: Option<u16>,
     folder: TempDir,
     server: Option<Server>,
 }
@@ -48,11 +63,26 @@ impl RedisServer {
     pub fn start(options: &RedisOptions) -> Option<Self> {
         let program = find_program("redis-server")?;
         let port = free_port();
-        let mut arguments: Vec<String> =
-            ["--save", "", "--bind", "127.0.0.1", "--port"].map(str::to_owned).to_vec();
+        let mut arguments =
+            ["--save", "", "--repl-diskless-sync-delay", "0", "--bind", "127.0.0.1", "--port"]
+                .map(str::to_owned)
+                .to_vec();
         arguments.push(port.to_string());
         arguments.extend(options.arguments.iter().cloned());
-        let mut server = Self { program, arguments, port, folder: TempDir::new(), server: None };
+        let (tls_port, folder) = (options.tls_port, TempDir::new());
+        let mut server = Self { program, arguments, port, tls_port, folder, server: None };
+        server.run();
+        Some(server)
+    }
+
+    fn start_sentinel(config: &str) -> Option<Self> {
+        let program = find_program("redis-server")?;
+        let (port, folder) = (free_port(), TempDir::new());
+        let file = folder.path().join("sentinel.conf");
+        std::fs::write(&file, config).expect("a file of ours");
+        let arguments = [&file.display().to_string(), "--sentinel", "--port", &port.to_string()];
+        let arguments = arguments.map(ToString::to_string).to_vec();
+        let mut server = Self { program, arguments, port, tls_port: None, folder, server: None };
         server.run();
         Some(server)
     }
@@ -67,6 +97,51 @@ impl RedisServer {
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/0", self.port)
+    }
+
+    /// The URL of database 0 with TLS.
+    ///
+    /// # Panics
+    ///
+    /// When it was not started with TLS.
+    #[must_use]
+    pub fn tls_url(&self) -> String {
+        format!("rediss://localhost:{}/0", self.tls_port.expect("started with TLS"))
+    }
+
+    /// What `redis-cli` says to a command.
+    ///
+    /// # Panics
+    ///
+    /// When it does not run.
+    #[must_use]
+    pub fn cli(&self, arguments: &[&str]) -> String {
+        cli(&[&["-p", &self.port.to_string()], arguments].concat())
+    }
+
+    /// Starts a replica of this server and waits until it follows.
+    ///
+    /// # Panics
+    ///
+    /// When it does not follow.
+    #[must_use]
+    pub fn start_replica(&self) -> Self {
+        let port = self.port.to_string();
+        let options = RedisOptions::default().with_aof().with(["--replicaof", "127.0.0.1", &port]);
+        let replica = Self::start(&options).expect("installed, because this server runs");
+        self.wait_for_a_replica();
+        replica
+    }
+
+    /// Waits until a replica has all there is.
+    ///
+    /// # Panics
+    ///
+    /// When none does.
+    pub fn wait_for_a_replica(&self) {
+        wait_until("no replica follows", || {
+            self.cli(&["INFO", "replication"]).contains("state=online")
+        });
     }
 
     /// Kills the server without warning and starts it again on the same port and data.
@@ -126,5 +201,125 @@ impl RedisServer {
         let asked = stream.set_read_timeout(timeout).and_then(|()| stream.write_all(b"PING\r\n"));
         asked.and_then(|()| stream.read_exact(&mut answer)).is_ok()
             && (answer.starts_with(b"+PONG") || answer.starts_with(b"-NOAUTH"))
+    }
+}
+
+fn cli(arguments: &[&str]) -> String {
+    let output = Command::new("redis-cli").args(arguments).output().expect("redis-cli runs");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Waits until something holds.
+///
+/// # Panics
+///
+/// When it does not come true.
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A Cluster of three nodes, and a replica of each if asked for.
+#[derive(Debug)]
+pub struct RedisCluster {
+    nodes: Vec<RedisServer>,
+}
+
+impl RedisCluster {
+    /// Starts a Cluster; `None`, and a line that says so, when Redis is not installed.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    #[must_use]
+    pub fn start(replicas: usize) -> Option<Self> {
+        let mut nodes = Vec::new();
+        for _ in 0..3 * (1 + replicas) {
+            // The port between nodes is ours to choose, because port + 10000 may be taken.
+            let options = RedisOptions::default()
+                .with(["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"])
+                .with(["--cluster-port", &free_port().to_string()]);
+            nodes.push(RedisServer::start(&options)?);
+        }
+        let addresses: Vec<_> =
+            nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+        let mut create = vec!["--cluster", "create"];
+        create.extend(addresses.iter().map(String::as_str));
+        let replicas = replicas.to_string();
+        create.extend(["--cluster-replicas", &replicas, "--cluster-yes"]);
+        let said = cli(&create);
+        wait_until(&format!("the cluster does not start:\n{said}"), || {
+            nodes.iter().all(|node| node.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok"))
+        });
+        Some(Self { nodes })
+    }
+
+    /// The nodes.
+    #[must_use]
+    pub fn nodes(&self) -> &[RedisServer] {
+        &self.nodes
+    }
+
+    /// The nodes, to change them.
+    pub fn nodes_mut(&mut self) -> &mut [RedisServer] {
+        &mut self.nodes
+    }
+
+    /// The URL of the Cluster, with an option.
+    #[must_use]
+    pub fn url(&self, option: &str) -> String {
+        let hosts: Vec<_> =
+            self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+        format!("redis+cluster://{}?{option}", hosts.join(","))
+    }
+
+    /// Which node has the slot of a name.
+    ///
+    /// # Panics
+    ///
+    /// When no node has it.
+    #[must_use]
+    pub fn node_of(&self, name: &str) -> usize {
+        let serves = |node: &RedisServer| !node.cli(&["GET", name]).starts_with("MOVED");
+        self.nodes.iter().position(serves).expect("some node has the slot")
+    }
+}
+
+/// A primary, a replica, and a sentinel that watches them under the name `shop`.
+#[derive(Debug)]
+pub struct RedisSentinel {
+    /// The primary and the replica, as they were started.
+    pub servers: [RedisServer; 2],
+    sentinel: RedisServer,
+}
+
+impl RedisSentinel {
+    /// Starts the three; `None`, and a line that says so, when Redis is not installed.
+    ///
+    /// # Panics
+    ///
+    /// When they do not start.
+    #[must_use]
+    pub fn start() -> Option<Self> {
+        let primary = RedisServer::start(&RedisOptions::default().with_aof())?;
+        let (port, replica) = (primary.port(), primary.start_replica());
+        let sentinel = RedisServer::start_sentinel(&format!(
+            "sentinel monitor shop 127.0.0.1 {port} 1\n\
+             sentinel down-after-milliseconds shop 500\n\
+             sentinel failover-timeout shop 3000\n"
+        ))?;
+        wait_until("the sentinel does not see the replica", || {
+            sentinel.cli(&["SENTINEL", "MASTER", "shop"]).contains("num-slaves\n1")
+        });
+        Some(Self { servers: [primary, replica], sentinel })
+    }
+
+    /// The URL of the service.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("redis+sentinel://127.0.0.1:{}/shop/0", self.sentinel.port())
     }
 }

@@ -1,5 +1,6 @@
 //! Ring 1: the words. No async, no I/O; everything else is built from these.
 
+pub(crate) mod backoff;
 pub(crate) mod cleanup;
 pub(crate) mod clock;
 pub(crate) mod error;
@@ -11,3 +12,5 @@ pub(crate) mod sharded;
 pub(crate) mod storage_key;
 pub(crate) mod time;
 pub(crate) mod ttl;
+#[cfg(feature = "redis")]
+pub(crate) mod url_options;

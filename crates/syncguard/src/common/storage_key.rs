@@ -60,35 +60,48 @@ impl KeySpace {
 
     /// Where the lock of `key` is stored.
     pub fn lock_key(&self, key: &Key) -> Result<String> {
-        self.fit(key.as_str())
+        self.fit("", key.as_str())
     }
 
     /// Where the fence counter of a lock is stored. Derived from the lock's *storage* key, so that
     /// two keys share a counter only if they share the lock itself.
     pub fn fence_key(&self, lock_key: &str) -> Result<String> {
-        self.fit(&format!("fence:{lock_key}"))
+        self.fit("fence:", lock_key)
     }
 
     /// Where the way from a lock id to its lock is stored, on stores that need one.
     pub fn index_key(&self, lock_id: &LockId) -> Result<String> {
-        self.fit(&format!("id:{}", lock_id.expose()))
+        self.fit("id:", lock_id.expose())
     }
 
-    fn fit(&self, name: &str) -> Result<String> {
-        let full = self.prefixed(&name.nfc().collect::<String>());
+    fn fit(&self, kind: &str, name: &str) -> Result<String> {
+        let mut full = self.with_room_for(kind.len() + name.len());
+        full.push_str(kind);
+        if name.is_ascii() {
+            full.push_str(name);
+        } else {
+            full.extend(name.nfc());
+        }
         if full.len() + self.reserve_bytes <= self.limit_bytes {
             return Ok(full);
         }
         let digest = Sha256::digest(full.as_bytes());
-        let hashed = self.prefixed(&URL_SAFE_NO_PAD.encode(&digest[..16]));
+        let mut hashed = self.with_room_for(22);
+        URL_SAFE_NO_PAD.encode_string(&digest[..16], &mut hashed);
         if hashed.len() + self.reserve_bytes <= self.limit_bytes {
             return Ok(hashed);
         }
         Err(Error::invalid("prefix leaves no room for a key, not even a hashed one"))
     }
 
-    fn prefixed(&self, name: &str) -> String {
-        if self.prefix.is_empty() { name.to_owned() } else { format!("{}:{name}", self.prefix) }
+    /// The prefix, as the beginning of a name of which so many bytes follow.
+    fn with_room_for(&self, bytes: usize) -> String {
+        let mut name = String::with_capacity(self.prefix.len() + 1 + bytes);
+        if !self.prefix.is_empty() {
+            name.push_str(&self.prefix);
+            name.push(':');
+        }
+        name
     }
 }
 

@@ -1,5 +1,6 @@
 //! Ring 2: what every backend fulfils.
 
+pub(crate) mod advice;
 pub(crate) mod capabilities;
 pub(crate) mod erased;
 pub(crate) mod event;

@@ -18,6 +18,7 @@ use super::guard::LockGuard;
 use super::lanes::{Lane, Turn};
 use super::locker::Context;
 use super::retry::{Next, Schedule};
+use crate::common::backoff::random_fraction;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::key::Key;
 use crate::contract::LockBackend;
@@ -356,9 +357,4 @@ fn outcome_of(error: &Error) -> WaitOutcome {
         ErrorCode::Aborted => WaitOutcome::Cancelled,
         _ => WaitOutcome::Failed,
     }
-}
-
-fn random_fraction() -> f64 {
-    // Without randomness waiters march in step, which is slow but correct.
-    f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX)
 }

@@ -3,9 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
-use redis::Client;
+use redis::aio::ConnectionLike;
+use redis::{Client, ProtocolVersion, TlsCertificates};
 
-use super::error;
+use super::connection::SharedConnection;
+use super::topology::{self, Topology};
+use super::url;
 use crate::common::error::{Error, Result};
 use crate::common::key::Key;
 use crate::common::storage_key::KeySpace;
@@ -23,8 +26,10 @@ use crate::common::storage_key::KeySpace;
 /// ```
 #[derive(Clone)]
 pub struct RedisConfig {
-    pub(super) client: Client,
+    pub(super) target: Target,
+    pub(super) certificates: Option<TlsCertificates>,
     prefix: String,
+    pub(super) replicas: Option<(u32, Duration)>,
     pub(super) connect_timeout: Duration,
     pub(super) response_timeout: Duration,
     pub(super) cleanup_in_is_locked: bool,
@@ -38,27 +43,81 @@ impl RedisConfig {
     /// What is kept free of it: `":id:"` and a lock id.
     pub const RESERVE_BYTES: usize = 26;
 
-    /// A server by its URL: `redis://user:password@host:port/database`, or `redis+unix:///path`.
+    /// How long replicas have to confirm a lock, when a URL does not say it.
+    pub(super) const DEFAULT_REPLICA_TIMEOUT: Duration = Duration::from_millis(500);
+
+    /// A server by its URL.
+    ///
+    /// | URL | |
+    /// |---|---|
+    /// | `redis://user:password@host:6379/0` | one server, TCP |
+    /// | `rediss://host:6379/0` | the same with TLS |
+    /// | `redis+unix:///path?db=0&user=u&pass=p` | a socket |
+    /// | `redis+sentinel://user:password@host:26379,host:26379/service/0` | the primary of a service |
+    /// | `redis+cluster://user:password@host:7000,host:7001` | a Cluster; the prefix needs a `{tag}` |
+    ///
+    /// `rediss+sentinel` and `rediss+cluster` are the same with TLS. Options in the query: `prefix`,
+    /// `connect_timeout_ms`, `response_timeout_ms`, `cleanup_in_is_locked`, `wait_for_replicas`,
+    /// `wait_for_replicas_ms`, `tls_ca`, `tls_cert`, `tls_key` (files), `sentinel_user`,
+    /// `sentinel_password`. An unknown option is an error.
     ///
     /// The message of the error does not repeat the URL, which may hold a password.
     pub fn from_url(url: &str) -> Result<Self> {
-        let client = Client::open(url).map_err(|cause| {
-            Error::invalid("this is no URL of a Redis server; it looks like redis://host:6379/0")
-                .with_source(error::cause(&cause))
-        })?;
-        Ok(Self::from_client(client))
+        url::parse(url)
     }
 
-    /// A client of the caller's own.
+    /// A client of the caller's own. It connects anew: once for locks, once more for wake-ups.
     #[must_use]
-    pub fn from_client(client: Client) -> Self {
+    pub fn from_client(client: &Client) -> Self {
+        let info = client.get_connection_info();
+        let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+        let info = info.clone().set_redis_settings(settings);
+        Self::new(Target::Ours(Box::new(Topology::Single(info))))
+    }
+
+    /// A connection of the caller's own, used as it is: with its timeouts, its retries and its way
+    /// of connecting again. Waiters poll, because nothing can be subscribed to on it.
+    ///
+    /// Retries of a cluster connection must be off: a release that is repeated answers that there
+    /// was nothing to release.
+    #[must_use]
+    pub fn from_connection<C>(connection: C) -> Self
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        Self::new(Target::Theirs(SharedConnection::new(connection)))
+    }
+
+    pub(super) fn new(target: Target) -> Self {
         Self {
-            client,
+            target,
+            certificates: None,
             prefix: Self::DEFAULT_PREFIX.to_owned(),
+            replicas: None,
             connect_timeout: Duration::from_secs(2),
             response_timeout: Duration::from_secs(2),
             cleanup_in_is_locked: false,
         }
+    }
+
+    /// Trusts a root certificate of one's own, or shows a certificate to the server. Without, the
+    /// machine's root certificates are trusted.
+    #[must_use]
+    pub fn certificates(mut self, certificates: TlsCertificates) -> Self {
+        self.certificates = Some(certificates);
+        self
+    }
+
+    /// Grants a lock only when so many replicas have confirmed it within this time; otherwise it is
+    /// undone and the acquire fails with [`ServiceUnavailable`](crate::ErrorCode).
+    ///
+    /// It costs a second round trip per acquire, on a few connections of its own. It narrows what a
+    /// failover can lose; it does not make a failover safe, because the replica that is promoted
+    /// need not be one that confirmed.
+    #[must_use]
+    pub fn wait_for_replicas(mut self, replicas: u32, timeout: Duration) -> Self {
+        self.replicas = Some((replicas, timeout));
+        self
     }
 
     /// What the names of all records begin with. Two prefixes on one server must not be such that
@@ -102,11 +161,24 @@ impl RedisConfig {
         if self.connect_timeout.is_zero() || self.response_timeout.is_zero() {
             return Err(Error::invalid("timeouts must be positive"));
         }
+        if let Some((replicas, timeout)) = self.replicas {
+            if replicas == 0 || timeout < Duration::from_millis(1) {
+                return Err(Error::invalid("wait_for_replicas needs a replica and a millisecond"));
+            }
+            if matches!(self.target, Target::Theirs(_)) {
+                return Err(Error::invalid(
+                    "wait_for_replicas needs connections of its own; use from_client or from_url",
+                ));
+            }
+        }
         let space = KeySpace::new(self.prefix.as_str(), Self::LIMIT_BYTES, Self::RESERVE_BYTES)?;
         let reserved = match space.prefix() {
             "" => "fence:".to_owned(),
             prefix => format!("fence:{prefix}:"),
         };
+        if matches!(&self.target, Target::Ours(topology) if topology.is_cluster()) {
+            topology::refuse_without_tag(space.prefix())?;
+        }
         // A prefix so long that not even an index key fits is refused now, not at every lock.
         space.index_key(&crate::LockId::parse("AAAAAAAAAAAAAAAAAAAAAA")?)?;
         Ok(Names { space, reserved })
@@ -115,13 +187,22 @@ impl RedisConfig {
 
 impl fmt::Debug for RedisConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The client knows the password.
+        // Where the server is may hold a password.
         f.debug_struct("RedisConfig")
             .field("prefix", &self.prefix)
             .field("connect_timeout", &self.connect_timeout)
             .field("response_timeout", &self.response_timeout)
             .finish_non_exhaustive()
     }
+}
+
+/// What to talk to.
+#[derive(Clone)]
+pub(super) enum Target {
+    /// Connections that this backend opens.
+    Ours(Box<Topology>),
+    /// A connection that the caller has opened.
+    Theirs(SharedConnection),
 }
 
 /// The names of one prefix.

@@ -1,10 +1,16 @@
 //! What goes wrong with Redis, in our words: by code, never by the text of a message.
 
+use std::error::Error as StdError;
 use std::fmt;
+use std::io;
+use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError};
 
 use crate::common::error::{Error, ErrorCode};
+
+/// The operation during which most things go wrong.
+pub(super) const CONNECT: &str = "connect";
 
 /// The cause of an error without anything that could be secret: the server's code, or what kind of
 /// trouble the driver saw. Details hold keys and addresses.
@@ -17,7 +23,7 @@ impl fmt::Display for Cause {
     }
 }
 
-impl std::error::Error for Cause {}
+impl StdError for Cause {}
 
 pub(super) fn cause(error: &RedisError) -> Cause {
     Cause(match error.code() {
@@ -48,10 +54,15 @@ fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
         Some("READONLY") => {
             (ServiceUnavailable, "this redis is a read-only replica; connect to the primary", false)
         }
-        Some(
-            "LOADING" | "BUSY" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK"
-            | "NOREPLICAS" | "MISCONF",
-        ) => (ServiceUnavailable, "redis is not ready to serve this now", false),
+        Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN") => (
+            ServiceUnavailable,
+            "the slot of these locks is moving or down; is this a Cluster \
+             that was connected to as one server? (redis+cluster://)",
+            false,
+        ),
+        Some("LOADING" | "BUSY" | "MASTERDOWN" | "NOREPLICAS" | "MISCONF") => {
+            (ServiceUnavailable, "redis is not ready to serve this now", false)
+        }
         Some("WRONGTYPE") => {
             (InvalidArgument, "another kind of data is stored where the lock belongs", false)
         }
@@ -67,6 +78,11 @@ fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
             _ if error.is_connection_refusal() => {
                 (ServiceUnavailable, "redis refused the connection; is it running there?", false)
             }
+            _ if is_tls_failure(error) => (
+                ServiceUnavailable,
+                "no TLS with redis: its certificate is not trusted, or not for this host (tls_ca)",
+                false,
+            ),
             _ if error.is_timeout() => (NetworkTimeout, "redis did not answer in time", true),
             ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
                 (Internal, "redis answered something that makes no sense", true)
@@ -76,10 +92,18 @@ fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
     }
 }
 
+/// Whether TLS was refused, by us or by the server.
+fn is_tls_failure(error: &RedisError) -> bool {
+    type Shared = Arc<dyn StdError + Send + Sync>;
+    let cause = StdError::source(error).and_then(|cause| cause.downcast_ref::<Shared>());
+    let cause = cause.and_then(|cause| cause.downcast_ref::<io::Error>()?.get_ref());
+    matches!(cause, Some(cause) if cause.is::<rustls::Error>())
+}
+
 /// The server takes no more clients.
 pub(super) fn full() -> Error {
     Error::new(ErrorCode::RateLimited, "redis has as many clients as it allows")
-        .with_operation("redis", "connect")
+        .with_operation("redis", CONNECT)
 }
 
 /// No answer came in time.
@@ -142,12 +166,12 @@ mod tests {
 
     #[test]
     fn driver_errors() {
-        let io = |kind| RedisError::from(std::io::Error::from(kind));
+        let io = |kind| RedisError::from(io::Error::from(kind));
         let table = [
-            (io(std::io::ErrorKind::ConnectionRefused), ErrorCode::ServiceUnavailable, false),
-            (io(std::io::ErrorKind::ConnectionReset), ErrorCode::ServiceUnavailable, true),
-            (io(std::io::ErrorKind::BrokenPipe), ErrorCode::ServiceUnavailable, true),
-            (io(std::io::ErrorKind::TimedOut), ErrorCode::NetworkTimeout, true),
+            (io(io::ErrorKind::ConnectionRefused), ErrorCode::ServiceUnavailable, false),
+            (io(io::ErrorKind::ConnectionReset), ErrorCode::ServiceUnavailable, true),
+            (io(io::ErrorKind::BrokenPipe), ErrorCode::ServiceUnavailable, true),
+            (io(io::ErrorKind::TimedOut), ErrorCode::NetworkTimeout, true),
             ((ErrorKind::AuthenticationFailed, "x").into(), ErrorCode::AuthFailed, false),
             ((ErrorKind::InvalidClientConfig, "x").into(), ErrorCode::InvalidArgument, false),
             ((ErrorKind::Parse, "x").into(), ErrorCode::Internal, true),

@@ -1,26 +1,31 @@
-//! Locks on a Redis server, shared with everybody who reaches it.
+//! Locks on a Redis or Valkey server, shared with everybody who reaches it.
 //!
 //! * One round trip per operation, by scripts; the server's clock decides.
 //! * One multiplexed connection for all locks, and one more for wake-ups once somebody waits. Both
-//!   connect again by themselves; a call that was under way is never repeated by the driver.
+//!   connect again by themselves; a call that was under way is never repeated.
 //! * Records are those of the TypeScript implementation: the two exclude each other, and release,
 //!   extend and look up each other's locks.
-//! * Redis 7.0 or newer, standalone.
+//! * Redis 7.0 or Valkey 7.2 and newer: one server, Sentinel or Cluster, with TLS or on a socket.
 //!
 //! See `docs/specs/redis.md` for what can make fences go backwards here.
 
+mod advice;
 mod config;
 mod connection;
 mod error;
 mod record;
+mod replicas;
 mod scripts;
+mod topology;
+mod url;
 mod wake;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{ConnectionAddr, ProtocolVersion, Value};
+use redis::Value;
+pub use redis::{Client, ClientTlsConfig, TlsCertificates};
 
 use crate::common::cleanup::CleanupGate;
 use crate::common::error::{Error, ErrorCode, Result};
@@ -29,16 +34,21 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp};
 use crate::contract::LockBackend;
+use crate::contract::advice::Advice;
 use crate::contract::capabilities::{Capabilities, TimeAuthority};
 use crate::contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
 use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
 use crate::contract::wake::WakeUps;
-use config::Names;
+use advice::Report;
 pub use config::RedisConfig;
-use connection::Connection;
-pub use redis::Client;
+use config::{Names, Target};
+use connection::{Connection, Multiplexed};
+use replicas::Replicas;
+use scripts::Argument::{Number, Text};
 use scripts::Scripts;
+use sha1_smol::Sha1;
+use topology::Finder;
 use wake::Waker;
 
 /// How long records outlive their tolerance, so that "expired" can be told from "not found".
@@ -54,7 +64,11 @@ struct Shared {
     connection: Connection,
     names: Names,
     scripts: Scripts,
-    waker: Waker,
+    /// Nobody can be woken through a connection of the caller's own.
+    waker: Option<Waker>,
+    replicas: Option<Replicas>,
+    /// By which command a release is told.
+    publish: &'static str,
     /// What channels of this database begin with; the hash of the lock's key follows.
     channels: String,
     cleanup: Arc<CleanupGate>,
@@ -68,29 +82,53 @@ impl RedisBackend {
     /// Dropped half-way, nothing is left behind.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
         let names = config.names()?;
-        let info = config.client.get_connection_info();
-        let is_tls = matches!(info.addr(), ConnectionAddr::TcpTls { .. });
-        if is_tls {
-            return Err(Error::invalid("TLS to Redis is not built in yet"));
+        let timeouts = [config.connect_timeout, config.response_timeout];
+        let prefix = names.space.prefix();
+        let (connection, finder, database) = match config.target {
+            Target::Ours(topology) => {
+                let (database, certificates) = (topology.database(), config.certificates);
+                let finder = Finder::new(*topology, certificates, timeouts, prefix.to_owned())?;
+                let finder = Arc::new(finder);
+                let connection = Multiplexed::open(Arc::clone(&finder)).await?;
+                (Connection::Ours(connection), Some(finder), database)
+            }
+            Target::Theirs(connection) => {
+                let database = connection.database();
+                (Connection::Theirs(connection), None, database)
+            }
+        };
+        let is_cluster = finder.as_ref().is_some_and(|finder| finder.is_cluster());
+        let report = Report::ask(&connection).await;
+        report.refuse_an_old_server()?;
+        if !is_cluster {
+            report.refuse_a_lone_node()?;
         }
-        let redis_info = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-        let channels = format!("{}:wake:{}:", names.space.prefix(), redis_info.db());
-        let client = Client::open(info.clone().set_redis_settings(redis_info))
-            .map_err(|cause| error::map(&cause, "connect"))?;
-        let connection =
-            Connection::open(client, config.connect_timeout, config.response_timeout).await?;
-        refuse_an_old_server(&connection).await?;
-        let waker = Waker::start(connection.client().clone(), config.connect_timeout);
+        report.warn(config.replicas.is_some());
+        let replicas = finder.clone().zip(config.replicas);
         Ok(Self {
             shared: Arc::new(Shared {
+                channels: format!("{prefix}:wake:{database}:"),
                 connection,
                 names,
                 scripts: Scripts::new(),
-                waker,
-                channels,
+                waker: finder.map(Waker::start),
+                replicas: replicas.map(|(finder, wanted)| Replicas::new(finder, wanted)),
+                publish: if is_cluster { "SPUBLISH" } else { "PUBLISH" },
                 cleanup: Arc::new(CleanupGate::new(config.cleanup_in_is_locked)),
             }),
         })
+    }
+
+    /// What about this server can make locks vanish or fences go backwards. It is asked now; at
+    /// [`connect`](Self::connect) the same was written to the log. What the user may not ask is not
+    /// an error: the advice says what remains unknown.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn advice(&self) -> Vec<Advice> {
+        let report = Report::ask(&self.shared.connection).await;
+        report.advice(self.shared.replicas.is_some())
     }
 
     /// The index key of an id and the lock key that the hint names; the index again without one. A
@@ -104,9 +142,8 @@ impl RedisBackend {
 
     /// The channel on which the release of a lock is told. It names no key.
     fn channel(&self, lock_key: &str) -> String {
-        // The driver's way to the SHA-1 that scripts can compute too.
-        let hash = redis::Script::new(lock_key);
-        format!("{}{}", self.shared.channels, hash.get_hash())
+        // SHA-1, because scripts can compute it too.
+        format!("{}{}", self.shared.channels, Sha1::from(lock_key).digest())
     }
 
     /// Deletes a record that was found dead, on the side.
@@ -114,7 +151,7 @@ impl RedisBackend {
         let backend = self.clone();
         tokio::spawn(async move {
             let index_key = backend.shared.names.space.index_key(&lock_id)?;
-            let arguments = [lock_id.expose(), &CLEANUP_GUARD_MS.to_string()];
+            let arguments = [Text(lock_id.expose()), Number(CLEANUP_GUARD_MS)];
             let script = &backend.shared.scripts.cleanup;
             // Best effort: what is left is left to its physical expiry.
             backend
@@ -131,20 +168,6 @@ impl fmt::Debug for RedisBackend {
         f.debug_struct("RedisBackend")
             .field("prefix", &self.shared.names.space.prefix())
             .finish_non_exhaustive()
-    }
-}
-
-/// The scripts need errors of commands to keep their code, which is new in 7.0. A user who may not
-/// ask for the version is trusted.
-async fn refuse_an_old_server(connection: &Connection) -> Result<()> {
-    const OLDEST: u32 = 7;
-    let version = connection.server_version().await;
-    let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
-    match major {
-        Some(major) if major < OLDEST => Err(Error::invalid(format!(
-            "this redis is too old; {OLDEST}.0 is the oldest that works"
-        ))),
-        _ => Ok(()),
     }
 }
 
@@ -188,19 +211,28 @@ impl LockBackend for RedisBackend {
         let fence_key = names.space.fence_key(&lock_key)?;
         let ttl_ms = request.ttl().as_millis();
         let arguments = [
-            lock_id.expose(),
-            &ttl_ms.to_string(),
-            &TIME_TOLERANCE_MS.to_string(),
-            &(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS).to_string(),
-            &serde_json::Value::from(key.as_str()).to_string(),
-            &Fence::MAX.get().to_string(),
+            Text(lock_id.expose()),
+            Number(ttl_ms),
+            Number(TIME_TOLERANCE_MS),
+            Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
+            Text(&record::quoted(key)),
+            Number(Fence::MAX.get()),
         ];
         let keys = [lock_key.as_str(), &index_key, &fence_key];
-        let answer = self
-            .shared
-            .connection
-            .run(OPERATION, &self.shared.scripts.acquire, &keys, &arguments)
-            .await;
+        let script = &self.shared.scripts.acquire;
+        let answer = match &self.shared.replicas {
+            None => self.shared.connection.run(OPERATION, script, &keys, &arguments).await,
+            Some(replicas) => {
+                let wrote = |answer: &Value| matches!(list(answer), Some((1, _)));
+                match replicas.run(OPERATION, script, &keys, &arguments, wrote).await {
+                    Ok(confirmed) if !confirmed.is_confirmed => {
+                        self.release(&ReleaseRequest::undo(request)).await?;
+                        Err(replicas.refusal(OPERATION))
+                    }
+                    answered => answered.map(|confirmed| confirmed.answer),
+                }
+            }
+        };
         let answer = answer.map_err(|error| error.with_key(key))?;
         let outcome = match list(&answer) {
             Some((0, [free_in])) => number(free_in).map(|free_in_ms| {
@@ -241,11 +273,12 @@ impl LockBackend for RedisBackend {
         let [index_key, hinted] = self.keys_of(&lock_id, request.hint())?;
         let mark_ms = if request.is_undo() { MARK_MS } else { 0 };
         let arguments = [
-            lock_id.expose(),
-            &TIME_TOLERANCE_MS.to_string(),
-            &mark_ms.to_string(),
-            &self.channel(&hinted),
-            &self.shared.channels,
+            Text(lock_id.expose()),
+            Number(TIME_TOLERANCE_MS),
+            Number(mark_ms),
+            Text(&self.channel(&hinted)),
+            Text(&self.shared.channels),
+            Text(self.shared.publish),
         ];
         let keys = [index_key.as_str(), &hinted];
         let answer = self
@@ -268,10 +301,10 @@ impl LockBackend for RedisBackend {
         let [index_key, hinted] = self.keys_of(&lock_id, request.hint())?;
         let ttl_ms = request.ttl().as_millis();
         let arguments = [
-            lock_id.expose(),
-            &TIME_TOLERANCE_MS.to_string(),
-            &ttl_ms.to_string(),
-            &(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS).to_string(),
+            Text(lock_id.expose()),
+            Number(TIME_TOLERANCE_MS),
+            Number(ttl_ms),
+            Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
         ];
         let keys = [index_key.as_str(), &hinted];
         let answer = self
@@ -297,10 +330,8 @@ impl LockBackend for RedisBackend {
     async fn is_locked(&self, key: &Key) -> Result<bool> {
         const OPERATION: &str = "is_locked";
         let lock_key = self.shared.names.lock_key(key)?;
-        let tolerance = TIME_TOLERANCE_MS.to_string();
-        let script = &self.shared.scripts.is_locked;
-        let answer =
-            self.shared.connection.run(OPERATION, script, &[&lock_key], &[&tolerance]).await;
+        let (script, arguments) = (&self.shared.scripts.is_locked, [Number(TIME_TOLERANCE_MS)]);
+        let answer = self.shared.connection.run(OPERATION, script, &[&lock_key], &arguments).await;
         let answer = answer.map_err(|error| error.with_key(key))?;
         match list(&answer) {
             Some((0, [])) => Ok(false),
@@ -336,17 +367,16 @@ impl LockBackend for RedisBackend {
 
     async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
         let lock_key = self.shared.names.lock_key(key).ok()?;
-        self.shared.waker.subscribe(key, self.channel(&lock_key)).await
+        self.shared.waker.as_ref()?.subscribe(key, self.channel(&lock_key)).await
     }
 }
 
 impl RedisBackend {
     async fn lookup(&self, name: &str, lock_id: &str) -> Result<Option<StoredLock>> {
         const OPERATION: &str = "lookup";
-        let tolerance = TIME_TOLERANCE_MS.to_string();
+        let arguments = [Number(TIME_TOLERANCE_MS), Text(lock_id)];
         let script = &self.shared.scripts.lookup;
-        match self.shared.connection.run(OPERATION, script, &[name], &[&tolerance, lock_id]).await?
-        {
+        match self.shared.connection.run(OPERATION, script, &[name], &arguments).await? {
             Value::Nil => Ok(None),
             Value::BulkString(json) => record::parse(&json, OPERATION).map(Some),
             Value::Int(-1) => Err(error::foreign(OPERATION)),

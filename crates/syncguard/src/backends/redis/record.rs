@@ -34,6 +34,11 @@ pub(super) fn parse(json: &[u8], operation: &'static str) -> Result<StoredLock> 
     ))
 }
 
+/// A key as a text in JSON.
+pub(super) fn quoted(key: &Key) -> String {
+    serde_json::to_string(key.as_str()).expect("BUG: a text is always JSON")
+}
+
 fn millis(number: f64) -> Option<Timestamp> {
     const TWO_TO_THE_53: f64 = 9_007_199_254_740_992.0;
     if !(0.0..TWO_TO_THE_53).contains(&number) {

@@ -1,13 +1,33 @@
 //! The scripts, sent by their hash; their text only when the server does not know them.
 
-use redis::aio::ConnectionManager;
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{
+    Cmd, ErrorKind, RedisError, RedisResult, RedisWrite, ServerErrorKind, ToRedisArgs, Value,
+};
+use sha1_smol::Sha1;
+
+use super::connection::Line;
 
 /// A script and the hash that the server knows it by.
 #[derive(Debug)]
 pub(super) struct Script {
     text: &'static str,
     hash: String,
+}
+
+/// An argument of a script.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Argument<'a> {
+    Text(&'a str),
+    Number(u64),
+}
+
+impl ToRedisArgs for Argument<'_> {
+    fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
+        match self {
+            Self::Text(text) => text.write_redis_args(out),
+            Self::Number(number) => number.write_redis_args(out),
+        }
+    }
 }
 
 /// One script per operation.
@@ -42,7 +62,7 @@ impl Scripts {
 
 impl Script {
     fn new(text: &'static str) -> Self {
-        Self { text, hash: redis::Script::new(text).get_hash().to_owned() }
+        Self { text, hash: Sha1::from(text).digest().to_string() }
     }
 
     /// Runs the script, in one round trip unless the server has to learn it.
@@ -50,19 +70,19 @@ impl Script {
     /// The text itself is sent then: loading it first and trying the hash again would race a flush.
     pub(super) async fn run(
         &self,
-        mut connection: ConnectionManager,
+        line: &mut Line,
         keys: &[&str],
-        arguments: &[&str],
+        arguments: &[Argument<'_>],
     ) -> RedisResult<Value> {
         let call = |command: &str, script: &str| {
-            let mut call = Cmd::new();
+            /// Enough for most calls; more is only a little slower.
+            const BYTES: usize = 512;
+            let mut call = Cmd::with_capacity(3 + keys.len() + arguments.len(), BYTES);
             call.arg(command).arg(script).arg(keys.len()).arg(keys).arg(arguments);
             call
         };
-        match call("EVALSHA", &self.hash).query_async(&mut connection).await {
-            Err(error) if is_unknown(&error) => {
-                call("EVAL", self.text).query_async(&mut connection).await
-            }
+        match line.send(call("EVALSHA", &self.hash)).await {
+            Err(error) if is_unknown(&error) => line.send(call("EVAL", self.text)).await,
             answer => answer,
         }
     }

@@ -1,15 +1,18 @@
 //! Wake-ups: one connection per backend that hears of releases, one channel per awaited key.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
-use redis::{Client, PushInfo, PushKind, RedisResult, Value};
-use tokio::sync::{mpsc, oneshot};
+use redis::aio::MultiplexedConnection;
+use redis::{PushInfo, PushKind, RedisError, RedisResult, Value};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::error;
+use super::topology::Finder;
+use crate::common::backoff::reconnect_delay;
 use crate::common::error::ErrorCode;
 use crate::common::key::Key;
 use crate::contract::wake::{WakeHub, WakeUps};
@@ -27,6 +30,10 @@ struct Shared {
     /// Which key a channel is about. Only the connection's own task changes it.
     keys: Mutex<HashMap<String, Key>>,
     has_warned: AtomicBool,
+    /// Which connection is listened to.
+    generation: AtomicU64,
+    /// It does not work any more.
+    broken: Notify,
 }
 
 /// What the connection's own task is told, in order.
@@ -44,20 +51,30 @@ impl Shared {
     }
 
     /// Hears what the server pushes. Called by the connection, so it must not block.
-    fn hear(&self, push: &PushInfo) {
+    fn hear(&self, generation: u64, push: &PushInfo) {
+        if generation != self.generation.load(Ordering::Relaxed) {
+            return;
+        }
         match (&push.kind, push.data.first()) {
-            (PushKind::Message, Some(Value::BulkString(channel))) => {
-                let key =
-                    str::from_utf8(channel).ok().and_then(|name| self.keys().get(name).cloned());
-                if let Some(key) = key {
+            (PushKind::Message | PushKind::SMessage, Some(Value::BulkString(channel))) => {
+                if let Some(key) = self.key_of(channel) {
                     self.hub.wake(&key);
                 }
             }
             // What was published meanwhile nobody knows; until it is back, polling serves.
-            (PushKind::Disconnection, _) => self.hub.set_working(false),
-            (PushKind::Subscribe, _) => self.hub.set_working(true),
+            (PushKind::Disconnection, _) => self.broken.notify_one(),
+            // A channel that is still awaited was taken away: its slot has moved to another node.
+            (PushKind::SUnsubscribe, Some(Value::BulkString(channel)))
+                if self.key_of(channel).is_some() =>
+            {
+                self.broken.notify_one();
+            }
             _ => {}
         }
+    }
+
+    fn key_of(&self, channel: &[u8]) -> Option<Key> {
+        str::from_utf8(channel).ok().and_then(|name| self.keys().get(name).cloned())
     }
 
     fn warn_once(&self) {
@@ -72,7 +89,7 @@ impl Shared {
 impl Waker {
     /// Starts the task that owns the connection. It connects when somebody waits for the first time
     /// and ends with the backend.
-    pub(super) fn start(client: Client, timeout: Duration) -> Self {
+    pub(super) fn start(finder: Arc<Finder>) -> Self {
         let (orders, received) = mpsc::unbounded_channel();
         let idle = orders.downgrade();
         let hub = WakeHub::with_idle_hook(move |key: &Key| {
@@ -81,9 +98,14 @@ impl Waker {
                 drop(orders.send(Order::Idle { key: key.clone() }));
             }
         });
-        let shared =
-            Arc::new(Shared { hub, keys: Mutex::default(), has_warned: AtomicBool::new(false) });
-        tokio::spawn(serve(Arc::clone(&shared), client, timeout, received));
+        let shared = Arc::new(Shared {
+            hub,
+            keys: Mutex::default(),
+            has_warned: AtomicBool::new(false),
+            generation: AtomicU64::new(0),
+            broken: Notify::new(),
+        });
+        tokio::spawn(serve(Arc::clone(&shared), finder, received));
         Self { shared, orders }
     }
 
@@ -98,50 +120,62 @@ impl Waker {
 }
 
 /// Follows orders one after the other, so that a subscription and its end cannot overtake each
-/// other, and pings against a connection that is half open.
+/// other, pings against a connection that is half open, and connects again while somebody waits.
 async fn serve(
     shared: Arc<Shared>,
-    client: Client,
-    timeout: Duration,
+    finder: Arc<Finder>,
     mut orders: mpsc::UnboundedReceiver<Order>,
 ) {
     const PING_INTERVAL: Duration = Duration::from_secs(5);
-    let mut connection: Option<ConnectionManager> = None;
+    let mut connection: Option<Subscriber> = None;
+    let mut failures = 0;
     loop {
-        let order = match tokio::time::timeout(PING_INTERVAL, orders.recv()).await {
-            Ok(None) => return,
-            Ok(Some(order)) => order,
-            Err(_quiet) => {
-                let is_awaited = !shared.keys().is_empty();
+        let is_awaited = !shared.keys().is_empty();
+        let pause = match connection {
+            None if is_awaited => reconnect_delay(failures),
+            _ => PING_INTERVAL,
+        };
+        let order = tokio::select! {
+            order = orders.recv() => order,
+            () = shared.broken.notified() => {
+                shared.hub.set_working(false);
+                connection = None;
+                continue;
+            }
+            () = tokio::time::sleep(pause) => {
                 if is_awaited && !is_alive(connection.as_mut()).await {
                     // The driver keeps a connection that only does not answer. Begin anew.
                     shared.hub.set_working(false);
-                    connection = connect_again(&shared, &client, timeout).await;
+                    connection = connect_again(&shared, &finder).await.ok();
+                    failures = if connection.is_some() { 0 } else { failures + 1 };
                 }
                 continue;
             }
         };
         match order {
-            Order::Subscribe { key, channel, confirmed } => {
+            None => return,
+            Some(Order::Subscribe { key, channel, confirmed }) => {
                 shared.keys().insert(channel.clone(), key);
-                let subscribed = async {
-                    if connection.is_none() {
-                        connection = Some(connect(&shared, &client, timeout).await?);
-                    }
-                    let connected = connection.as_mut().expect("BUG: just connected");
-                    connected.subscribe(channel).await
+                let mut subscribed = match &mut connection {
+                    Some(connection) => connection.subscribe(&channel).await,
+                    None => Err(io::Error::from(io::ErrorKind::NotConnected).into()),
                 };
-                let subscribed: RedisResult<()> = subscribed.await;
+                if subscribed.as_ref().is_err_and(|cause| !is_forbidden(cause)) {
+                    // With this channel among the others; perhaps to another server.
+                    let connected = connect_again(&shared, &finder).await;
+                    subscribed = connected.map(|connected| connection = Some(connected));
+                }
                 if let Err(cause) = &subscribed {
-                    match error::map(cause, "subscribe").code() {
-                        ErrorCode::AuthFailed => shared.warn_once(),
-                        _ => connection = None,
+                    if is_forbidden(cause) {
+                        shared.warn_once();
+                    } else {
+                        connection = None;
                     }
                 }
                 // A waiter that has gone needs no confirmation.
                 confirmed.send(subscribed.is_ok()).unwrap_or_default();
             }
-            Order::Idle { key } => {
+            Some(Order::Idle { key }) => {
                 let channel = {
                     let mut keys = shared.keys();
                     let of_key =
@@ -154,52 +188,66 @@ async fn serve(
                 };
                 if let (Some(connected), Some(channel)) = (&mut connection, channel) {
                     // A subscription too many costs a message, nothing else.
-                    drop(connected.unsubscribe(channel).await);
+                    drop(connected.unsubscribe(&channel).await);
                 }
             }
         }
     }
 }
 
-async fn is_alive(connection: Option<&mut ConnectionManager>) -> bool {
+/// A connection that subscribes. On a Cluster the channels are sharded: they live on the node that
+/// has the slot of our prefix, which is the one we are connected to.
+struct Subscriber {
+    connection: MultiplexedConnection,
+    is_sharded: bool,
+}
+
+impl Subscriber {
+    async fn subscribe(&mut self, channel: &str) -> RedisResult<()> {
+        self.send(if self.is_sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" }, channel).await
+    }
+
+    async fn unsubscribe(&mut self, channel: &str) -> RedisResult<()> {
+        self.send(if self.is_sharded { "SUNSUBSCRIBE" } else { "UNSUBSCRIBE" }, channel).await
+    }
+
+    /// One channel at a time, because every channel has an answer of its own.
+    async fn send(&mut self, command: &str, channel: &str) -> RedisResult<()> {
+        let mut call = redis::cmd(command);
+        call.arg(channel).query_async::<Value>(&mut self.connection).await.map(drop)
+    }
+}
+
+/// Whether the user may not subscribe.
+fn is_forbidden(cause: &RedisError) -> bool {
+    error::map(cause, "subscribe").code() == ErrorCode::AuthFailed
+}
+
+async fn is_alive(connection: Option<&mut Subscriber>) -> bool {
     match connection {
-        Some(connection) => redis::cmd("PING").query_async::<Value>(connection).await.is_ok(),
+        Some(subscriber) => {
+            let ping = redis::cmd("PING").query_async::<Value>(&mut subscriber.connection).await;
+            ping.is_ok()
+        }
         None => false,
     }
 }
 
-/// A new connection with all subscriptions that are awaited, if the server can be reached.
-async fn connect_again(
-    shared: &Arc<Shared>,
-    client: &Client,
-    timeout: Duration,
-) -> Option<ConnectionManager> {
-    let channels: Vec<String> = shared.keys().keys().cloned().collect();
-    let mut connection = connect(shared, client, timeout).await.ok()?;
-    connection.subscribe(channels).await.ok()?;
-    Some(connection)
-}
-
-async fn connect(
-    shared: &Arc<Shared>,
-    client: &Client,
-    timeout: Duration,
-) -> RedisResult<ConnectionManager> {
+/// A new connection with all subscriptions that are awaited.
+async fn connect_again(shared: &Arc<Shared>, finder: &Finder) -> RedisResult<Subscriber> {
     let hears = Arc::clone(shared);
-    let config = ConnectionManagerConfig::new()
-        .set_connection_timeout(Some(timeout))
-        .set_response_timeout(Some(timeout))
-        .set_min_delay(Duration::from_millis(20))
-        .set_max_delay(Duration::from_secs(1))
-        .set_automatic_resubscription()
-        .set_push_sender(move |push: PushInfo| {
-            hears.hear(&push);
-            Ok::<(), redis::aio::SendError>(())
-        });
-    let connecting = ConnectionManager::new_with_config(client.clone(), config);
-    // The driver tries again a few times; a waiter must not wait for all of them.
-    match tokio::time::timeout(timeout, connecting).await {
-        Ok(connected) => connected,
-        Err(_elapsed) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+    // What an old connection has to say is of no interest any more.
+    let generation = shared.generation.fetch_add(1, Ordering::Relaxed) + 1;
+    let config = finder.connection_config().set_push_sender(move |push: PushInfo| {
+        hears.hear(generation, &push);
+        Ok::<(), redis::aio::SendError>(())
+    });
+    let connection = finder.connect(config).await?;
+    let mut subscriber = Subscriber { connection, is_sharded: finder.is_cluster() };
+    let channels: Vec<String> = shared.keys().keys().cloned().collect();
+    for channel in channels {
+        subscriber.subscribe(&channel).await?;
     }
+    shared.hub.set_working(true);
+    Ok(subscriber)
 }

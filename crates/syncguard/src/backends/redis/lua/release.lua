@@ -2,6 +2,7 @@
 -- KEYS[1] index of the lock id   KEYS[2] lock, as hinted; the index again without a hint
 -- ARGV[1] lock id   ARGV[2] tolerance in ms   ARGV[3] life of an undo's mark in ms, 0 for none
 -- ARGV[4] channel of the hinted lock   ARGV[5] what channels begin with
+-- ARGV[6] command that publishes
 -- returns 1 released, 0 not found, 2 expired, -1 foreign record
 local lock, expires = find(ARGV[1], KEYS[1], KEYS[2])
 if lock == FOREIGN then
@@ -18,7 +19,7 @@ end
 if is_live then
   -- The last thing, and it cannot fail the release: a user may lack the right to publish.
   local channel = lock == KEYS[2] and ARGV[4] or ARGV[5] .. redis.sha1hex(lock)
-  redis.pcall('PUBLISH', channel, '')
+  redis.pcall(ARGV[6], channel, '')
   return 1
 end
 return lock and 2 or 0

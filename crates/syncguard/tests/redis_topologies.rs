@@ -1,0 +1,306 @@
+//! The Redis backend behind TLS, Sentinel and Cluster, with replicas, and on connections of the
+//! caller's own.
+#![cfg(feature = "redis")]
+
+use std::time::{Duration, Instant};
+
+use redis::cluster::ClusterClientBuilder;
+use syncguard::redis::RedisConfig;
+use syncguard::{
+    Acquire, AcquireRequest, Advice, ErrorCode, Key, LockBackend, LockOptions, Locker,
+    RedisBackend, Release, ReleaseRequest, RetryPolicy, Ttl,
+};
+use test_support::{Certificates, RedisCluster, RedisOptions, RedisSentinel, RedisServer};
+
+fn key(text: &str) -> Key {
+    Key::new(text).expect("valid")
+}
+
+fn config(url: &str) -> RedisConfig {
+    RedisConfig::from_url(url).expect("a URL")
+}
+
+async fn connect(url: &str) -> RedisBackend {
+    RedisBackend::connect(config(url)).await.expect("connects")
+}
+
+/// One grant and its release; gives the fence.
+async fn cycle(backend: &RedisBackend, name: &str) -> syncguard::Result<u64> {
+    let request = AcquireRequest::new(key(name), Ttl::DEFAULT).expect("randomness");
+    let outcome = backend.acquire(&request).await?;
+    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+    let released = backend.release(&ReleaseRequest::new(request.lock_id())).await?;
+    assert_eq!(released, Release::Released);
+    Ok(lease.fence().get())
+}
+
+/// Waits until something holds, and says what if it does not.
+async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
+    let started = Instant::now();
+    while !check().await {
+        assert!(started.elapsed() < Duration::from_secs(30), "{what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// A locker that hears of releases or never.
+fn waiter(backend: RedisBackend) -> Locker<RedisBackend> {
+    let much_later = Duration::from_hours(1);
+    let retry = RetryPolicy { delay: much_later, ..RetryPolicy::default() };
+    let options = LockOptions::default().timeout(Duration::from_secs(30)).retry(retry);
+    let options = options.ride_out_errors(true);
+    Locker::builder(backend).options(options).poll_interval(much_later).build().expect("a runtime")
+}
+
+/// A release in one backend wakes a waiter in another.
+async fn wakes(holder: &RedisBackend, there: &RedisBackend, name: &'static str) {
+    let mut guard = waiter(holder.clone()).lock(name).await.expect("free");
+    let waiter = waiter(there.clone());
+    let waiting = tokio::spawn(async move { waiter.lock(name).await.map(drop) });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    let woken = tokio::time::timeout(Duration::from_secs(10), waiting).await;
+    woken.expect("woken, not polled").expect("no panic").expect("acquired");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_with_an_authority_of_our_own_and_a_user() {
+    let certificates = Certificates::new();
+    let options = RedisOptions::default()
+        .with_tls(&certificates)
+        .with(["--user", "app", "on", ">secret", "~*", "&*", "+@all"])
+        .with(["--requirepass", "other"]);
+    let Some(server) = RedisServer::start(&options) else { return };
+    let ca = certificates.path("ca.pem");
+    let address = server.tls_url().replace("rediss://", "rediss://app:secret@");
+    let backend = connect(&format!("{address}?tls_ca={ca}")).await;
+    assert_eq!(cycle(&backend, "k").await.expect("works"), 1);
+    wakes(&backend, &backend, "w").await;
+    // A certificate of ours, which the server may ask for.
+    let (cert, private) = (certificates.path("client.pem"), certificates.path("client.key"));
+    let with_client = format!("{address}?tls_ca={ca}&tls_cert={cert}&tls_key={private}");
+    assert_eq!(cycle(&connect(&with_client).await, "k").await.expect("works"), 2);
+    // Nobody vouches for the server, or it is not there, or it does not speak TLS.
+    let stranger = Certificates::new().path("ca.pem");
+    let plain = format!("rediss://localhost:{}/0?tls_ca={ca}", server.port());
+    let elsewhere = address.replace("localhost", "127.0.0.2");
+    for (url, code, word) in [
+        (address.clone(), ErrorCode::ServiceUnavailable, "trusted"),
+        (format!("{elsewhere}?tls_ca={ca}"), ErrorCode::ServiceUnavailable, "refused"),
+        (plain, ErrorCode::NetworkTimeout, "in time"),
+    ] {
+        let started = Instant::now();
+        let error = RedisBackend::connect(config(&url)).await.expect_err("refused");
+        assert_eq!(error.code(), code, "{error:?}");
+        assert!(error.to_string().contains(word), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(5), "it does not hang");
+    }
+    // The folder of the stranger is gone.
+    let error = RedisConfig::from_url(&format!("{address}?tls_ca={stranger}"));
+    assert_eq!(error.expect_err("no such file").code(), ErrorCode::InvalidArgument);
+    // Certificates without TLS are a mistake.
+    let error = RedisBackend::connect(config(&format!("{}?tls_ca={ca}", server.url()))).await;
+    assert_eq!(error.expect_err("no TLS").code(), ErrorCode::InvalidArgument);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinel_names_the_primary_and_a_failover_is_followed() {
+    let Some(mut service) = RedisSentinel::start() else { return };
+    let backend = connect(&service.url()).await;
+    let before = cycle(&backend, "k").await.expect("works");
+    wakes(&backend, &backend, "w").await;
+    let held = AcquireRequest::new(key("held"), Ttl::DEFAULT).expect("randomness");
+    assert!(matches!(backend.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
+    // The replica has it all, so nothing is lost here; what it does not have would be.
+    eventually("replicated", async || {
+        service.servers[1].cli(&["EXISTS", "syncguard:held"]).contains('1')
+    })
+    .await;
+    service.servers[0].crash();
+    eventually("a new primary serves", async || cycle(&backend, "k").await.is_ok()).await;
+    assert!(cycle(&backend, "k").await.expect("works") > before + 1);
+    // Ours is still ours, and another's is not.
+    let other = AcquireRequest::new(key("held"), Ttl::DEFAULT).expect("randomness");
+    let outcome = backend.acquire(&other).await.expect("works");
+    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    let wrong = backend.release(&ReleaseRequest::new(other.lock_id())).await.expect("works");
+    assert!(matches!(wrong, Release::NotHeld(_)), "{wrong:?}");
+    let right = backend.release(&ReleaseRequest::new(held.lock_id())).await.expect("works");
+    assert_eq!(right, Release::Released);
+    // Subscriptions have found the new primary too.
+    wakes(&backend, &backend, "w").await;
+    // The old primary comes back as a replica, and nobody takes it for the primary.
+    service.servers[0].run();
+    eventually("it follows", async || {
+        service.servers[0].cli(&["INFO", "replication"]).contains("role:slave")
+    })
+    .await;
+    assert!(cycle(&backend, "k").await.is_ok());
+    let unknown = service.url().replace("/shop/", "/nowhere/");
+    let error = RedisBackend::connect(config(&unknown)).await.expect_err("no such service");
+    assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_needs_a_tag_and_finds_its_node() {
+    let Some(cluster) = RedisCluster::start(0) else { return };
+    for prefix in ["syncguard", "", "%7B%7D", "x%7By"] {
+        let url = cluster.url(&format!("prefix={prefix}"));
+        let error = RedisBackend::connect(config(&url)).await.expect_err("no tag");
+        assert_eq!(error.code(), ErrorCode::InvalidArgument);
+        assert!(error.to_string().contains("tag"), "{error}");
+    }
+    let error = RedisBackend::connect(config(&cluster.nodes()[0].url())).await.expect_err("a node");
+    assert!(error.to_string().contains("redis+cluster://"), "{error}");
+    // One seed is enough, and tags spread prefixes over the nodes.
+    let mut used = std::collections::BTreeSet::new();
+    for tag in ["a", "b", "c", "d", "e", "f"] {
+        let seed = cluster.nodes()[0].port();
+        let url = format!("redis+cluster://127.0.0.1:{seed}?prefix=%7B{tag}%7D");
+        let (one, two) = (connect(&url).await, connect(&url).await);
+        assert_eq!(cycle(&one, "k").await.expect("works"), 1);
+        assert_eq!(cycle(&two, "k").await.expect("works"), 2);
+        wakes(&one, &two, "w").await;
+        used.insert(cluster.node_of(&format!("{{{tag}}}")));
+    }
+    assert!(used.len() > 1, "{used:?}");
+    // A cluster connection of the caller's own.
+    let nodes = cluster.nodes().iter().map(RedisServer::url);
+    let theirs = ClusterClientBuilder::new(nodes).retries(0).build().expect("nodes");
+    let theirs = theirs.get_async_connection().await.expect("connects");
+    let config = RedisConfig::from_connection(theirs).prefix("{a}");
+    let backend = RedisBackend::connect(config).await.expect("connects");
+    assert_eq!(cycle(&backend, "k").await.expect("works"), 3);
+}
+
+/// The slot of our locks moves to another node while they are used: every grant has its own fence,
+/// and waiters are woken at the new place.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_moves_is_followed() {
+    let Some(cluster) = RedisCluster::start(0) else { return };
+    let backend = connect(&cluster.url("prefix=%7Blocks%7D")).await;
+    let slot = cluster.nodes()[0].cli(&["CLUSTER", "KEYSLOT", "{locks}"]).trim().to_owned();
+    let from = cluster.node_of("{locks}");
+    let to = (from + 1) % 3;
+    let id = |node: usize| cluster.nodes()[node].cli(&["CLUSTER", "MYID"]).trim().to_owned();
+    let (source, target) = (id(from), id(to));
+    let mut last = cycle(&backend, "k").await.expect("works");
+    wakes(&backend, &backend, "w").await;
+    let using = tokio::spawn({
+        let backend = backend.clone();
+        async move {
+            let mut fences = Vec::new();
+            for _ in 0..300 {
+                // While keys are on their way an acquire waits, and may give up.
+                if let Ok(fence) = cycle(&backend, "k").await {
+                    fences.push(fence);
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            fences
+        }
+    });
+    tokio::task::block_in_place(|| {
+        let run = |node: usize, arguments: &[&str]| cluster.nodes()[node].cli(arguments);
+        drop(run(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source]));
+        drop(run(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target]));
+        let port = cluster.nodes()[to].port().to_string();
+        loop {
+            let names = run(from, &["CLUSTER", "GETKEYSINSLOT", &slot, "10"]);
+            let names: Vec<&str> = names.split_whitespace().collect();
+            if names.is_empty() {
+                break;
+            }
+            let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "1000", "KEYS"];
+            migrate.extend(names);
+            drop(run(from, &migrate));
+        }
+        for node in [to, from, (from + 2) % 3] {
+            drop(run(node, &["CLUSTER", "SETSLOT", &slot, "NODE", &target]));
+        }
+    });
+    assert_eq!(cluster.node_of("{locks}"), to);
+    let fences = using.await.expect("no panic");
+    for fence in &fences {
+        assert!(*fence > last, "{fence} after {last}");
+        last = *fence;
+    }
+    assert!(fences.len() > 250, "{} of 300", fences.len());
+    wakes(&backend, &backend, "w").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_failover_of_a_node_is_followed() {
+    let Some(mut cluster) = RedisCluster::start(1) else { return };
+    let backend = connect(&cluster.url("prefix=%7Blocks%7D")).await;
+    let before = cycle(&backend, "k").await.expect("works");
+    wakes(&backend, &backend, "w").await;
+    let node = cluster.node_of("{locks}");
+    cluster.nodes()[node].wait_for_a_replica();
+    cluster.nodes_mut()[node].crash();
+    eventually("the replica serves", async || cycle(&backend, "k").await.is_ok()).await;
+    assert!(cycle(&backend, "k").await.expect("works") > before + 1);
+    wakes(&backend, &backend, "w").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_too_few_replicas_confirmed_is_undone() {
+    let Some(primary) = RedisServer::start(&RedisOptions::default()) else { return };
+    let replica = primary.start_replica();
+    let wait = Duration::from_millis(300);
+    let careful = config(&primary.url()).wait_for_replicas(1, wait);
+    let careful = RedisBackend::connect(careful).await.expect("connects");
+    for fence in 1..=20 {
+        assert_eq!(cycle(&careful, "k").await.expect("confirmed"), fence);
+    }
+    replica.pause();
+    let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
+    let error = careful.acquire(&request).await.expect_err("nobody confirms");
+    assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+    assert!(!error.may_have_taken_effect(), "it was undone");
+    assert!(!careful.is_locked(&key("k")).await.expect("works"));
+    // Contention needs no replica.
+    let careless = connect(&primary.url()).await;
+    let held = AcquireRequest::new(key("held"), Ttl::DEFAULT).expect("randomness");
+    assert!(matches!(careless.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
+    let request = AcquireRequest::new(key("held"), Ttl::DEFAULT).expect("randomness");
+    let outcome = careful.acquire(&request).await.expect("works");
+    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    replica.resume();
+    eventually("confirmed again", async || cycle(&careful, "k").await.is_ok()).await;
+    // Two replicas are asked for, there is one.
+    let greedy = config(&primary.url()).wait_for_replicas(2, Duration::from_millis(100));
+    let greedy = RedisBackend::connect(greedy).await.expect("connects");
+    assert!(cycle(&greedy, "other").await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn advice_says_what_can_be_lost() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let backend = connect(&server.url()).await;
+    let subjects = async |backend: &RedisBackend| -> Vec<&'static str> {
+        backend.advice().await.iter().map(Advice::subject).collect()
+    };
+    assert_eq!(subjects(&backend).await, ["aof"]);
+    for (name, value, expected) in [
+        ("appendonly", "yes", vec!["appendfsync"]),
+        ("appendfsync", "always", vec![]),
+        ("maxmemory-policy", "allkeys-lru", vec!["maxmemory-policy"]),
+    ] {
+        assert!(server.cli(&["CONFIG", "SET", name, value]).contains("OK"));
+        assert_eq!(subjects(&backend).await, expected, "{name}");
+    }
+    let replica = server.start_replica();
+    assert_eq!(subjects(&backend).await, ["maxmemory-policy", "replicas"]);
+    // A user who may not ask is told so, and is served all the same.
+    let user = "on >secret ~* &* +@all -info -config";
+    let set: Vec<&str> = ["ACL", "SETUSER", "app"].into_iter().chain(user.split(' ')).collect();
+    assert!(server.cli(&set).contains("OK"));
+    let url = server.url().replace("redis://", "redis://app:secret@");
+    let backend = connect(&url).await;
+    assert_eq!(subjects(&backend).await, ["unknown"]);
+    assert!(cycle(&backend, "k").await.is_ok());
+    // A read-only replica is refused with a word about where to go.
+    let error = cycle(&connect(&replica.url()).await, "k").await.expect_err("read-only");
+    assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+}

@@ -164,6 +164,14 @@ async fn cluster_needs_a_tag_and_finds_its_node() {
         used.insert(cluster.node_of(&format!("{{{tag}}}")));
     }
     assert!(used.len() > 1, "{used:?}");
+    // A node that does not answer costs a moment, not the connection.
+    let paused = (cluster.node_of("{a}") + 1) % 3;
+    cluster.nodes()[paused].pause();
+    let ports = [paused, (paused + 1) % 3].map(|node| cluster.nodes()[node].port());
+    let url =
+        format!("redis+cluster://127.0.0.1:{},127.0.0.1:{}?prefix=%7Ba%7D", ports[0], ports[1]);
+    assert!(cycle(&connect(&url).await, "other").await.is_ok());
+    cluster.nodes()[paused].resume();
     // A cluster connection of the caller's own.
     let nodes = cluster.nodes().iter().map(RedisServer::url);
     let theirs = ClusterClientBuilder::new(nodes).retries(0).build().expect("nodes");

@@ -47,9 +47,11 @@ fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
     };
     match error.code() {
         Some("NOAUTH" | "WRONGPASS") => (AuthFailed, "redis refused the credentials", false),
-        Some("NOPERM") => {
-            (AuthFailed, "the redis user lacks a right; see the guide's ACL line", false)
-        }
+        Some("NOPERM") => (
+            AuthFailed,
+            "the redis user lacks a right; docs/specs/redis.md lists those that are enough",
+            false,
+        ),
         Some("OOM") => (RateLimited, "redis is out of memory", false),
         Some("READONLY") => {
             (ServiceUnavailable, "this redis is a read-only replica; connect to the primary", false)

@@ -4,7 +4,7 @@
 //! All names of a backend are in one slot, so even on a Cluster there is one server in charge at a
 //! time, and everything else in this backend talks to one server.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -13,6 +13,8 @@ use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, FromRedisValue,
     RedisConnectionInfo, RedisResult, TlsCertificates, TlsMode, Value,
 };
+
+use tokio::task::JoinSet;
 
 use super::error;
 use crate::common::error::{Error, Result};
@@ -117,7 +119,7 @@ impl Finder {
 
     /// Finds the server in charge and connects to it. Takes at most the time for connecting.
     pub(super) async fn connect(
-        &self,
+        self: &Arc<Self>,
         config: AsyncConnectionConfig,
     ) -> RedisResult<MultiplexedConnection> {
         let connecting = async {
@@ -148,7 +150,7 @@ impl Finder {
     }
 
     /// A client of the server in charge now. Several may be asked for it.
-    async fn find(&self) -> RedisResult<Client> {
+    async fn find(self: &Arc<Self>) -> RedisResult<Client> {
         match &self.topology {
             Topology::Single(info) => self.client(info.clone()),
             Topology::Sentinel(sentinel) => self.find_by_sentinel(sentinel).await,
@@ -199,13 +201,25 @@ impl Finder {
         builder.build()?.async_get_client().await
     }
 
-    async fn find_in_cluster(&self, nodes: &[ConnectionInfo]) -> RedisResult<Client> {
+    /// Asks the nodes that are known, one a little after the other, and takes the first answer: a
+    /// node that does not answer must not use up the time of the others.
+    async fn find_in_cluster(self: &Arc<Self>, nodes: &[ConnectionInfo]) -> RedisResult<Client> {
+        const HEAD_START: Duration = Duration::from_millis(100);
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut asked = JoinSet::new();
+        for (node, delay) in nodes.iter().chain(&known).zip((0..).map(|place| HEAD_START * place)) {
+            let (finder, node) = (Arc::clone(self), node.clone());
+            asked.spawn(async move {
+                tokio::time::sleep(delay).await;
+                finder.ask_node(&node).await
+            });
+        }
         let mut last = None;
-        for node in nodes.iter().chain(&known) {
-            match self.ask_node(node).await {
-                Ok(client) => return Ok(client),
-                Err(cause) => last = Some(cause),
+        while let Some(answer) = asked.join_next().await {
+            match answer {
+                Ok(Ok(client)) => return Ok(client),
+                Ok(Err(cause)) => last = Some(cause),
+                Err(_ended) => {}
             }
         }
         Err(last.unwrap_or_else(|| (ErrorKind::InvalidClientConfig, "no node is named").into()))

@@ -46,6 +46,9 @@ pub(super) fn parse(url: &str) -> Result<RedisConfig> {
     }
     let replicas = options.take_as::<u32>("wait_for_replicas", "number of replicas")?;
     let patience = options.take_millis("wait_for_replicas_ms")?;
+    if patience.is_some() && replicas.is_none() {
+        return Err(Error::invalid("\"wait_for_replicas_ms\" needs \"wait_for_replicas\""));
+    }
     if let Some(replicas) = replicas {
         let patience = patience.unwrap_or(RedisConfig::DEFAULT_REPLICA_TIMEOUT);
         config = config.wait_for_replicas(replicas, patience);

@@ -234,7 +234,7 @@ async fn is_alive(connection: Option<&mut Subscriber>) -> bool {
 }
 
 /// A new connection with all subscriptions that are awaited.
-async fn connect_again(shared: &Arc<Shared>, finder: &Finder) -> RedisResult<Subscriber> {
+async fn connect_again(shared: &Arc<Shared>, finder: &Arc<Finder>) -> RedisResult<Subscriber> {
     let hears = Arc::clone(shared);
     // What an old connection has to say is of no interest any more.
     let generation = shared.generation.fetch_add(1, Ordering::Relaxed) + 1;

@@ -5,7 +5,7 @@ use std::fs;
 use crate::shell::{Outcome, cargo, root, step};
 
 /// The backends that have a benchmark, by the name of its file.
-const BACKENDS: [&str; 2] = ["memory", "redis"];
+const BACKENDS: [&str; 3] = ["memory", "redis", "sqlite"];
 
 /// Runs the benchmarks and collects their figures.
 pub(crate) fn run(backends: &[String]) -> Outcome {

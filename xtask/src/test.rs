@@ -6,10 +6,10 @@ use crate::shell::{Outcome, cargo, root, step};
 use crate::tools;
 
 /// The features of the library that must also compile alone.
-const FEATURES: [&str; 5] = ["blocking", "conformance", "metrics", "redis", "serde"];
+const FEATURES: [&str; 6] = ["blocking", "conformance", "metrics", "redis", "serde", "sqlite"];
 
 /// The backends that have tests of their own, by the name of their test file.
-const BACKENDS: [&str; 2] = ["memory", "redis"];
+const BACKENDS: [&str; 3] = ["memory", "redis", "sqlite"];
 
 /// Makes a missing server a failure instead of a visible skip.
 const REQUIRE_SERVERS: &str = "SYNCGUARD_REQUIRE_SERVERS";

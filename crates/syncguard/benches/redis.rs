@@ -5,43 +5,42 @@
 
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "a program, not a library")]
 
+mod contention;
 mod support;
 
-use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Write as _};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands, Client, Script};
-use support::{Demand, Report, median, percentile};
+use support::{Demand, Report, median};
 use syncguard::redis::RedisConfig;
 use syncguard::{AcquireRequest, Key, LockOptions, Locker, RedisBackend, Ttl};
 use test_support::{RedisOptions, RedisServer};
-use tokio::runtime::{Builder, Runtime};
 
 const ROUNDS: usize = 5;
 const SLICE: Duration = Duration::from_millis(1500);
 
 fn main() {
-    if let Ok(url) = std::env::var("SYNCGUARD_BENCH_CHILD") {
-        return runtime().block_on(child(&url));
+    if contention::is_child() {
+        return;
     }
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let mut report = Report::default();
-    let runtime = runtime();
+    let runtime = contention::runtime();
     runtime.block_on(uncontended(&mut report, &server));
     load_generator(&mut report, &server);
     runtime.block_on(server_time(&mut report, &server));
-    runtime.block_on(contended(&mut report, &server));
-    processes(&mut report, &server);
+    runtime.block_on(contention::tasks(
+        &mut report,
+        &server.url(),
+        [Demand::AtLeast(2000.0), Demand::AtMost(100.0)],
+    ));
+    let demands = [Demand::AtMost(2.0), Demand::AtMost(250.0)];
+    contention::processes(&mut report, &server.url(), 4, 4, demands);
     runtime.block_on(memory(&mut report, &server));
     report.finish("redis");
-}
-
-fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
 async fn raw(server: &RedisServer) -> MultiplexedConnection {
@@ -254,124 +253,6 @@ async fn server_time(report: &mut Report, server: &RedisServer) {
     report.info("server time per cycle, ours", median(figures), "us");
     let name = "server time, ours / plain scripts";
     report.check(name, median(ratios), "x", Demand::AtMost(1.15));
-}
-
-async fn contended(report: &mut Report, server: &RedisServer) {
-    const TASKS: usize = 16;
-    const RUN: Duration = Duration::from_secs(5);
-    let locker = locker(&server.url()).await;
-    let end = Instant::now() + RUN;
-    let tasks: Vec<_> = (0..TASKS)
-        .map(|task| {
-            let locker = locker.clone();
-            tokio::spawn(async move {
-                let (mut waits, mut fences) = (Vec::new(), Vec::new());
-                while Instant::now() < end {
-                    let asked = Instant::now();
-                    let mut guard = locker.lock("hot").await.unwrap();
-                    waits.push(asked.elapsed().as_secs_f64() * 1000.0);
-                    fences.push((guard.fence().get(), task));
-                    guard.release().await.unwrap();
-                }
-                (waits, fences)
-            })
-        })
-        .collect();
-    let (mut waits, mut fences, mut counts) = (Vec::new(), Vec::new(), Vec::new());
-    for task in tasks {
-        let (wait, fence) = task.await.unwrap();
-        counts.push(wait.len());
-        waits.extend(wait);
-        fences.extend(fence);
-    }
-    fences.sort_unstable();
-    let hand_overs = fences.windows(2).filter(|pair| pair[0].1 != pair[1].1).count();
-    let rate = hand_overs as f64 / RUN.as_secs_f64();
-    report.check("16 tasks on one key", rate, "hand-overs/s", Demand::AtLeast(2000.0));
-    shares(report, "16 tasks", &counts);
-    report.info("16 tasks, median wait", percentile(&mut waits, 50.0), "ms");
-    report.check(
-        "16 tasks, longest wait",
-        percentile(&mut waits, 100.0),
-        "ms",
-        Demand::AtMost(100.0),
-    );
-}
-
-fn shares(report: &mut Report, who: &str, counts: &[usize]) {
-    let average = counts.iter().sum::<usize>() as f64 / counts.len() as f64;
-    let least = counts.iter().min().copied().unwrap_or(0) as f64 / average;
-    let most = counts.iter().max().copied().unwrap_or(0) as f64 / average;
-    report.check(format!("{who}, least share / average"), least, "x", Demand::AtLeast(0.5));
-    report.check(format!("{who}, largest share / average"), most, "x", Demand::AtMost(2.0));
-}
-
-const CHILD_RUN: Duration = Duration::from_secs(5);
-
-fn now_us() -> u128 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros()
-}
-
-/// One of several processes: four tasks on one key. Prints asked, acquired and released.
-async fn child(url: &str) {
-    let locker = locker(url).await;
-    let end = Instant::now() + CHILD_RUN;
-    let tasks: Vec<_> = (0..4)
-        .map(|_| {
-            let locker = locker.clone();
-            tokio::spawn(async move {
-                let mut lines = String::new();
-                while Instant::now() < end {
-                    let asked = now_us();
-                    let mut guard = locker.lock("processes").await.unwrap();
-                    let acquired = now_us();
-                    let released = now_us();
-                    guard.release().await.unwrap();
-                    writeln!(lines, "{asked} {acquired} {released}").unwrap();
-                }
-                lines
-            })
-        })
-        .collect();
-    for task in tasks {
-        std::io::stdout().write_all(task.await.unwrap().as_bytes()).unwrap();
-    }
-}
-
-fn processes(report: &mut Report, server: &RedisServer) {
-    let children: Vec<_> = (0..4)
-        .map(|_| {
-            Command::new(std::env::current_exe().unwrap())
-                .env("SYNCGUARD_BENCH_CHILD", server.url())
-                .stdout(Stdio::piped())
-                .spawn()
-                .unwrap()
-        })
-        .collect();
-    let (mut holds, mut waits, mut counts) = (Vec::new(), Vec::new(), Vec::new());
-    for (process, child) in children.into_iter().enumerate() {
-        let mut count = 0;
-        for line in BufReader::new(child.stdout.unwrap()).lines() {
-            let numbers: Vec<f64> =
-                line.unwrap().split(' ').map(|number| number.parse().unwrap()).collect();
-            waits.push((numbers[1] - numbers[0]) / 1000.0);
-            holds.push((numbers[1], numbers[2], process));
-            count += 1;
-        }
-        counts.push(count);
-    }
-    holds.sort_by(|one, two| one.0.total_cmp(&two.0));
-    let mut gaps: Vec<f64> =
-        holds.windows(2).map(|pair| (pair[1].0 - pair[0].1) / 1000.0).collect();
-    let between = holds.windows(2).filter(|pair| pair[0].2 != pair[1].2).count();
-    let name = "4 processes x 4 tasks";
-    let rate = between as f64 / CHILD_RUN.as_secs_f64();
-    report.info(format!("{name}, between processes"), rate, "hand-overs/s");
-    let gap = percentile(&mut gaps, 50.0);
-    report.check(format!("{name}, median gap"), gap, "ms", Demand::AtMost(2.0));
-    shares(report, name, &counts);
-    let longest = percentile(&mut waits, 100.0);
-    report.check(format!("{name}, longest wait"), longest, "ms", Demand::AtMost(250.0));
 }
 
 async fn memory(report: &mut Report, server: &RedisServer) {

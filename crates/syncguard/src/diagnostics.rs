@@ -27,6 +27,8 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::Timestamp;
 use crate::contract::LockBackend;
+use crate::contract::outcome::Release;
+use crate::contract::request::{Hint, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
 
 /// A live lock, sanitized.
@@ -127,4 +129,33 @@ pub async fn get_by_id_raw(
 /// Nothing is changed, dropped or not.
 pub async fn owns(backend: &impl LockBackend, lock_id: &LockId) -> Result<bool> {
     Ok(backend.lookup_id(lock_id).await?.is_some())
+}
+
+/// Breaks a lock: takes it from its holder, if it is still the one that was shown. Answers whether
+/// it was.
+///
+/// The holder is not asked. Its guard learns of it at its next renewal; until then it works on
+/// without a lock, which is what the fence is for.
+///
+/// ```
+/// use syncguard::{Key, Locker, MemoryBackend, diagnostics};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
+/// let locker = Locker::new(MemoryBackend::new())?;
+/// let guard = locker.lock("stuck").await?;
+/// let key = Key::new("stuck")?;
+/// let shown = diagnostics::get_by_key_raw(locker.backend(), &key).await?.expect("held");
+/// assert!(diagnostics::break_lock(locker.backend(), &shown).await?);
+/// assert!(locker.try_lock("stuck").await?.is_some());
+/// # drop(guard); locker.shutdown().await
+/// # }
+/// ```
+///
+/// # Cancel safety
+///
+/// Dropped, it may or may not have happened.
+pub async fn break_lock(backend: &impl LockBackend, shown: &LockInfoRaw) -> Result<bool> {
+    // A lock id is never used twice, so this deletes what was shown or nothing.
+    let release = ReleaseRequest::new(shown.lock_id).with_hint(Hint::key(shown.key.clone()));
+    Ok(backend.release(&release).await? == Release::Released)
 }

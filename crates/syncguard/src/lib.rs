@@ -6,6 +6,7 @@ pub mod blocking;
 mod common;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod connect;
 mod contract;
 pub mod diagnostics;
 mod layers;
@@ -14,6 +15,8 @@ mod lock;
 pub use backends::memory::{self, MemoryBackend};
 #[cfg(feature = "redis")]
 pub use backends::redis::{self, RedisBackend};
+#[cfg(feature = "sqlite")]
+pub use backends::sqlite::{self, SqliteBackend};
 pub use common::clock::{Clock, ManualClock, SystemClock};
 pub use common::error::{Error, ErrorCode, Result};
 pub use common::fence::{Fence, Fenced, Fencing, Unfenced};
@@ -23,6 +26,7 @@ pub use common::lock_id::LockId;
 pub use common::storage_key::KeySpace;
 pub use common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp, is_live};
 pub use common::ttl::Ttl;
+pub use connect::{connect, explain_key};
 pub use contract::LockBackend;
 pub use contract::advice::Advice;
 pub use contract::capabilities::{Capabilities, TimeAuthority};
@@ -30,6 +34,7 @@ pub use contract::erased::AnyBackend;
 pub use contract::event::{
     EngineEvent, EventSink, LockEvent, LostReason, Operation, Reason, WaitOutcome,
 };
+pub use contract::inspect::{Cursor, Inspection, Inspector, Page};
 pub use contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
 pub use contract::request::{AcquireRequest, ExtendRequest, Hint, Receipt, ReleaseRequest};
 pub use contract::stored_lock::StoredLock;

@@ -7,6 +7,6 @@ mod proxy;
 mod redis;
 
 pub use certificates::Certificates;
-pub use process::find_program;
+pub use process::{TempDir, find_program};
 pub use proxy::{Fault, Proxy};
 pub use redis::{RedisCluster, RedisOptions, RedisSentinel, RedisServer};

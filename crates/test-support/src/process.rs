@@ -31,10 +31,16 @@ pub(crate) fn free_port() -> u16 {
 
 /// A fresh directory that goes with the value.
 #[derive(Debug)]
-pub(crate) struct TempDir(PathBuf);
+pub struct TempDir(PathBuf);
 
 impl TempDir {
-    pub(crate) fn new() -> Self {
+    /// Makes one.
+    ///
+    /// # Panics
+    ///
+    /// When there is no room for it.
+    #[must_use]
+    pub fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("syncguard-test-{}-{number}", std::process::id());
@@ -43,8 +49,16 @@ impl TempDir {
         Self(path)
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
         &self.0
+    }
+}
+
+impl Default for TempDir {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

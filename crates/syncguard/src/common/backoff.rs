@@ -1,5 +1,6 @@
 //! Chance, and how long to wait before one connects again.
 
+#[cfg(feature = "redis")]
 use std::time::Duration;
 
 /// A random number in `0.0..=1.0`.

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::fmt;
+use std::sync::Arc;
 
 use super::key::Key;
 use super::lock_id::LockId;
@@ -97,8 +98,10 @@ impl fmt::Display for ErrorCode {
 /// assert_eq!(error.to_string(), "key must not be empty");
 /// assert!(!error.is_retryable());
 /// ```
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     code: ErrorCode,
     message: String,
@@ -107,7 +110,7 @@ struct Inner {
     backend: Option<&'static str>,
     key: Option<Key>,
     lock_id: Option<LockId>,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
 impl Error {
@@ -161,7 +164,7 @@ impl Error {
     /// Attaches the cause, which must hold no key, lock id, password or URL in its whole chain.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
+        self.0.source = Some(Arc::from(source.into()));
         self
     }
 

@@ -12,5 +12,4 @@ pub(crate) mod sharded;
 pub(crate) mod storage_key;
 pub(crate) mod time;
 pub(crate) mod ttl;
-#[cfg(feature = "redis")]
 pub(crate) mod url_options;

@@ -53,9 +53,14 @@ impl<K: Spread, V> Sharded<K, V> {
         self.shards[shard.expect("BUG: a shard number is small")].lock()
     }
 
+    /// Every shard, locked one after the other.
+    pub(crate) fn shards(&self) -> impl Iterator<Item = MutexGuard<'_, HashMap<K, V>>> {
+        self.shards.iter().map(Shard::lock)
+    }
+
     /// How many entries there are, shard by shard.
     pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().len()).sum()
+        self.shards().map(|shard| shard.len()).sum()
     }
 }
 

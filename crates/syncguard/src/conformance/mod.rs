@@ -77,6 +77,8 @@ macro_rules! conformance_tests {
             lookup::free_and_dead_locks_are_not_found
             lookup::what_is_found_is_sanitized
             lookup::reads_change_nothing
+            inspection::live_locks_are_listed_and_nothing_else
+            inspection::a_break_takes_only_what_was_shown
             keys::odd_keys_are_locks_like_any_other
             keys::long_keys_are_locks_like_any_other
             keys::both_unicode_forms_are_one_lock

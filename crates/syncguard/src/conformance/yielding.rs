@@ -2,11 +2,14 @@
 
 use tokio::task::yield_now;
 
+use std::sync::Arc;
+
 use crate::common::error::Result;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::contract::LockBackend;
 use crate::contract::capabilities::Capabilities;
+use crate::contract::inspect::Inspector;
 use crate::contract::outcome::{Acquire, Extend, Release};
 use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
@@ -69,5 +72,9 @@ impl<B: LockBackend> LockBackend for Yielding<B> {
 
     async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
         slowly(self.0.wake_ups(key)).await
+    }
+
+    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+        self.0.inspector()
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::LockBackend;
 use super::capabilities::Capabilities;
+use super::inspect::Inspector;
 use super::outcome::{Acquire, Extend, Release};
 use super::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 use super::stored_lock::StoredLock;
@@ -28,6 +29,7 @@ trait DynLockBackend<F: Fencing>: fmt::Debug + Send + Sync + 'static {
     fn lookup_key<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<Option<StoredLock<F>>>>;
     fn lookup_id<'a>(&'a self, lock_id: &'a LockId) -> Boxed<'a, Result<Option<StoredLock<F>>>>;
     fn wake_ups<'a>(&'a self, key: &'a Key) -> Boxed<'a, Option<WakeUps>>;
+    fn inspector(&self) -> Option<Arc<dyn Inspector>>;
 }
 
 impl<B: LockBackend> DynLockBackend<B::Fencing> for B {
@@ -67,6 +69,10 @@ impl<B: LockBackend> DynLockBackend<B::Fencing> for B {
 
     fn wake_ups<'a>(&'a self, key: &'a Key) -> Boxed<'a, Option<WakeUps>> {
         Box::pin(LockBackend::wake_ups(self, key))
+    }
+
+    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+        LockBackend::inspector(self)
     }
 }
 
@@ -141,5 +147,9 @@ impl<F: Fencing> LockBackend for AnyBackend<F> {
 
     async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
         self.0.wake_ups(key).await
+    }
+
+    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+        self.0.inspector()
     }
 }

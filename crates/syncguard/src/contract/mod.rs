@@ -4,6 +4,7 @@ pub(crate) mod advice;
 pub(crate) mod capabilities;
 pub(crate) mod erased;
 pub(crate) mod event;
+pub(crate) mod inspect;
 pub(crate) mod outcome;
 pub(crate) mod request;
 pub(crate) mod stored_lock;
@@ -18,6 +19,7 @@ use crate::common::fence::Fencing;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use capabilities::Capabilities;
+use inspect::Inspector;
 use outcome::{Acquire, Extend, Release};
 use request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 use stored_lock::StoredLock;
@@ -134,6 +136,12 @@ pub trait LockBackend: fmt::Debug + Send + Sync + 'static {
     fn wake_ups(&self, key: &Key) -> impl Future<Output = Option<WakeUps>> + Send {
         ready(None)
     }
+
+    /// The store for people: what is held, what is missing, what is risky. `None` where that is not
+    /// offered. Locking never needs it.
+    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+        None
+    }
 }
 
 #[deny(clippy::missing_trait_methods)]
@@ -179,5 +187,9 @@ impl<B: LockBackend> LockBackend for Arc<B> {
 
     fn wake_ups(&self, key: &Key) -> impl Future<Output = Option<WakeUps>> + Send {
         B::wake_ups(self, key)
+    }
+
+    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+        B::inspector(self)
     }
 }

@@ -155,6 +155,15 @@ impl WakeHub {
         }
     }
 
+    /// Wakes everybody who waits for a key that matches.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn wake_matching(&self, matches: impl Fn(&Key) -> bool) {
+        let topics = self.topics.lock();
+        for (_, sender) in topics.iter().filter(|(key, _)| matches(key)) {
+            sender.send_modify(|_working| {});
+        }
+    }
+
     /// Notes that wake-ups have stopped or begun to work. When they begin, everybody is woken: what
     /// happened meanwhile nobody knows. When they stop, nobody is: the store is probably out of
     /// reach, and it is no time to ask it.

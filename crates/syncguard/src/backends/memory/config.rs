@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use crate::common::clock::{Clock, SystemClock};
+use crate::common::error::{Error, Result};
+use crate::common::url_options::UrlOptions;
 
 /// What can be chosen about a [`MemoryBackend`](super::MemoryBackend).
 ///
@@ -21,6 +23,17 @@ pub struct MemoryConfig {
 }
 
 impl MemoryConfig {
+    /// By a URL, which is `memory:` with the option `cleanup_in_is_locked`.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let (address, mut options) = UrlOptions::split(url)?;
+        if address != "memory:" {
+            return Err(Error::invalid("the URL of locks in memory is memory: and nothing more"));
+        }
+        let enabled = options.take_as("cleanup_in_is_locked", "true or false")?;
+        options.finish("cleanup_in_is_locked")?;
+        Ok(Self::default().cleanup_in_is_locked(enabled.unwrap_or(false)))
+    }
+
     /// Decides liveness by this clock instead of the machine's.
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {

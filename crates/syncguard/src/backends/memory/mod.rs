@@ -10,6 +10,7 @@
 mod config;
 mod shards;
 
+use std::future::ready;
 use std::sync::Arc;
 
 use crate::common::cleanup::CleanupGate;
@@ -20,7 +21,9 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{Timestamp, is_live};
 use crate::contract::LockBackend;
+use crate::contract::advice::Advice;
 use crate::contract::capabilities::{Capabilities, TimeAuthority};
+use crate::contract::inspect::{Cursor, Inspection, Inspector, Page};
 use crate::contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
 use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
@@ -259,5 +262,26 @@ impl LockBackend for MemoryBackend {
 
     async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
         Some(self.store.wake_hub.subscribe(key))
+    }
+
+    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+        Some(Arc::new(self.clone()))
+    }
+}
+
+impl Inspector for MemoryBackend {
+    fn list<'a>(&'a self, _after: Option<&'a Cursor>) -> Inspection<'a, Page> {
+        let now = self.now();
+        let records = self.store.shards.records().into_iter();
+        let live = records.filter(|(_, record)| is_live(record.expires_at, now));
+        let locks = live.map(|(key, record)| record.into_stored(&key)).collect();
+        Box::pin(ready(Ok(Page::new(locks, None))))
+    }
+
+    fn advice(&self) -> Inspection<'_, Vec<Advice>> {
+        Box::pin(ready(Ok(vec![Advice::new(
+            "memory",
+            "locks in memory exclude nobody outside this process, and its fences begin again with it",
+        )])))
     }
 }

@@ -50,6 +50,14 @@ impl Shards {
         self.by_key.shard_of(key)
     }
 
+    /// Every record, dead or alive.
+    pub(super) fn records(&self) -> Vec<(Key, Record)> {
+        let records = |shard: MutexGuard<'_, HashMap<Key, Slot>>| -> Vec<(Key, Record)> {
+            shard.iter().filter_map(|(key, slot)| Some((key.clone(), slot.record?))).collect()
+        };
+        self.by_key.shards().flat_map(records).collect()
+    }
+
     pub(super) fn index(&self, lock_id: &LockId) -> MutexGuard<'_, HashMap<LockId, Key>> {
         self.by_id.shard_of(lock_id)
     }

@@ -150,6 +150,16 @@ impl RedisConfig {
         self
     }
 
+    /// What the records of a key are called, for people who look into the store.
+    pub(crate) fn explain(&self, key: &Key) -> Result<Vec<(&'static str, String)>> {
+        let names = self.names()?;
+        let lock_key = names.lock_key(key)?;
+        let fence_key = names.space.fence_key(&lock_key)?;
+        let index = names.space.index_key(&crate::LockId::parse("AAAAAAAAAAAAAAAAAAAAAA")?)?;
+        let index = index.replace("AAAAAAAAAAAAAAAAAAAAAA", "<lock id>");
+        Ok(vec![("lock", lock_key), ("index", index), ("fence", fence_key)])
+    }
+
     /// The names of this prefix; refuses a prefix whose names could be taken for fence counters.
     pub(super) fn names(&self) -> Result<Names> {
         if self.prefix.contains("fence:") || self.prefix.ends_with("fence") {
@@ -223,5 +233,18 @@ impl Names {
             .with_key(key));
         }
         self.space.lock_key(key)
+    }
+
+    /// What the names of all records look like, for `SCAN`.
+    pub(super) fn pattern(&self) -> String {
+        let mut pattern = String::new();
+        for letter in self.space.prefix().chars() {
+            if matches!(letter, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
+                pattern.push('\\');
+            }
+            pattern.push(letter);
+        }
+        let separator = if pattern.is_empty() { "" } else { ":" };
+        pattern + separator + "*"
     }
 }

@@ -36,6 +36,7 @@ use crate::common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp};
 use crate::contract::LockBackend;
 use crate::contract::advice::Advice;
 use crate::contract::capabilities::{Capabilities, TimeAuthority};
+use crate::contract::inspect::{Cursor, Inspection, Inspector, Page};
 use crate::contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
 use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
@@ -369,6 +370,10 @@ impl LockBackend for RedisBackend {
         let lock_key = self.shared.names.lock_key(key).ok()?;
         self.shared.waker.as_ref()?.subscribe(key, self.channel(&lock_key)).await
     }
+
+    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+        Some(Arc::new(self.clone()))
+    }
 }
 
 impl RedisBackend {
@@ -382,5 +387,34 @@ impl RedisBackend {
             Value::Int(-1) => Err(error::foreign(OPERATION)),
             _ => Err(error::nonsense(OPERATION)),
         }
+    }
+}
+
+impl Inspector for RedisBackend {
+    fn list<'a>(&'a self, after: Option<&'a Cursor>) -> Inspection<'a, Page> {
+        const OPERATION: &str = "list";
+        Box::pin(async move {
+            let cursor = after.map_or("0", Cursor::place);
+            let pattern = self.shared.names.pattern();
+            let arguments = [Text(cursor), Text(&pattern), Number(TIME_TOLERANCE_MS)];
+            let (script, connection) = (&self.shared.scripts.list, &self.shared.connection);
+            // A name in the slot of our prefix, so that a Cluster knows where to look.
+            let key = self.shared.names.space.prefix();
+            let answer = connection.run(OPERATION, script, &[key], &arguments).await?;
+            let Value::Array(items) = &answer else { return Err(error::nonsense(OPERATION)) };
+            let (next, records) = items.split_first().ok_or_else(|| error::nonsense(OPERATION))?;
+            let next = text(next).ok_or_else(|| error::nonsense(OPERATION))?;
+            // A record that makes no sense is no lock; the operations on its key say so.
+            let parse = |item: &Value| match item {
+                Value::BulkString(json) => record::parse(json, OPERATION).ok(),
+                _ => None,
+            };
+            let next = (next != "0").then(|| Cursor::new(next));
+            Ok(Page::new(records.iter().filter_map(parse).collect(), next))
+        })
+    }
+
+    fn advice(&self) -> Inspection<'_, Vec<Advice>> {
+        Box::pin(async move { Ok(Self::advice(self).await) })
     }
 }

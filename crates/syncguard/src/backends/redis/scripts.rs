@@ -39,6 +39,7 @@ pub(super) struct Scripts {
     pub(super) is_locked: Script,
     pub(super) lookup: Script,
     pub(super) cleanup: Script,
+    pub(super) list: Script,
 }
 
 macro_rules! script {
@@ -56,6 +57,7 @@ impl Scripts {
             is_locked: script!("lua/is_locked.lua"),
             lookup: script!("lua/lookup.lua"),
             cleanup: script!("lua/cleanup.lua"),
+            list: script!("lua/list.lua"),
         }
     }
 }

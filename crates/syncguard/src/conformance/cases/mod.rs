@@ -7,6 +7,7 @@ pub mod contention;
 pub mod expiry;
 pub mod fencing;
 pub mod history;
+pub mod inspection;
 pub mod keys;
 pub mod lifecycle;
 pub mod lookup;

@@ -18,6 +18,7 @@ use crate::common::lock_id::LockId;
 use crate::contract::LockBackend;
 use crate::contract::capabilities::Capabilities;
 use crate::contract::event::{EventSink, LockEvent, Operation, Reason};
+use crate::contract::inspect::Inspector;
 use crate::contract::outcome::{Acquire, Extend, Release};
 use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
@@ -210,5 +211,9 @@ impl<B: LockBackend> LockBackend for Telemetry<B> {
 
     async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
         self.inner.wake_ups(key).await
+    }
+
+    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+        self.inner.inspector()
     }
 }

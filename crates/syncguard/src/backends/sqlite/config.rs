@@ -1,0 +1,88 @@
+//! What can be chosen about the SQLite backend.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::common::error::{Error, Result};
+use crate::common::key::Key;
+use crate::common::url_options::UrlOptions;
+
+/// What can be chosen about a [`SqliteBackend`](super::SqliteBackend).
+///
+/// ```
+/// use std::time::Duration;
+/// use syncguard::sqlite::SqliteConfig;
+///
+/// let config = SqliteConfig::new("/var/lib/shop/locks.db").busy_timeout(Duration::from_secs(1));
+/// ```
+#[derive(Clone, Debug)]
+pub struct SqliteConfig {
+    pub(super) path: PathBuf,
+    pub(super) busy_timeout: Duration,
+    pub(super) cleanup_in_is_locked: bool,
+}
+
+impl SqliteConfig {
+    /// Locks in this file, which is created when it is not there.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            busy_timeout: Duration::from_secs(5),
+            cleanup_in_is_locked: false,
+        }
+    }
+
+    /// A file by its URL: `sqlite:/path/locks.db`, with the options `busy_timeout_ms` and
+    /// `cleanup_in_is_locked`. An unknown option is an error.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let (address, mut options) = UrlOptions::split(url)?;
+        let path =
+            address.strip_prefix("sqlite:").map(|path| path.strip_prefix("//").unwrap_or(path));
+        let path = path.filter(|path| !path.is_empty()).ok_or_else(|| {
+            Error::invalid("this is no URL of a lock file; it looks like sqlite:/path/locks.db")
+        })?;
+        let path = percent_encoding::percent_decode_str(path).decode_utf8();
+        let path = path.map_err(|_cause| Error::invalid("the path in the URL is no UTF-8"))?;
+        let mut config = Self::new(path.as_ref());
+        if let Some(timeout) = options.take_millis("busy_timeout_ms")? {
+            config = config.busy_timeout(timeout);
+        }
+        if let Some(enabled) = options.take_as("cleanup_in_is_locked", "true or false")? {
+            config = config.cleanup_in_is_locked(enabled);
+        }
+        options.finish("busy_timeout_ms, cleanup_in_is_locked")?;
+        Ok(config)
+    }
+
+    /// How long an operation may wait while other processes write to the file. Five seconds unless
+    /// told otherwise.
+    #[must_use]
+    pub fn busy_timeout(mut self, timeout: Duration) -> Self {
+        self.busy_timeout = timeout;
+        self
+    }
+
+    /// Lets `is_locked` delete a record that has been dead for a while, on the side. Off unless
+    /// asked for; fence counters stay in any case.
+    #[must_use]
+    pub fn cleanup_in_is_locked(mut self, enabled: bool) -> Self {
+        self.cleanup_in_is_locked = enabled;
+        self
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What belongs to a key in the file, for people who look into it.
+    pub(crate) fn explain(key: &Key) -> Vec<(&'static str, String)> {
+        vec![
+            ("lock", format!("syncguard_locks, key = {:?}", key.as_str())),
+            ("index", "syncguard_locks, by lock_id".to_owned()),
+            ("fence", format!("syncguard_fences, key = {:?}", key.as_str())),
+        ]
+    }
+}

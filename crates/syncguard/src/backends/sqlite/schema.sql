@@ -1,0 +1,13 @@
+-- Version 1. A lock holds its key; a counter outlives every lock and is never deleted.
+CREATE TABLE syncguard_locks (
+  key TEXT PRIMARY KEY,
+  lock_id TEXT NOT NULL UNIQUE,
+  fence INTEGER NOT NULL,
+  acquired_at_ms INTEGER NOT NULL,
+  expires_at_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE syncguard_fences (
+  key TEXT PRIMARY KEY,
+  fence INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;

@@ -1,0 +1,127 @@
+//! One URL for every backend.
+
+use crate::backends::memory::{MemoryBackend, MemoryConfig};
+#[cfg(feature = "redis")]
+use crate::backends::redis::{RedisBackend, RedisConfig};
+#[cfg(feature = "sqlite")]
+use crate::backends::sqlite::{SqliteBackend, SqliteConfig};
+use crate::common::error::{Error, Result};
+use crate::common::key::Key;
+use crate::contract::erased::AnyBackend;
+
+/// A backend by its URL, its type erased.
+///
+/// | URL | feature | |
+/// |---|---|---|
+/// | `memory:` | | locks of this process; every call makes a store of its own |
+/// | `sqlite:/path/locks.db` | `sqlite` | a file of this machine |
+/// | `redis://`, `rediss://`, `redis+unix://`, `redis+sentinel://`, `redis+cluster://` | `redis` | see `RedisConfig::from_url` |
+///
+/// Options are in the query; an unknown one is an error. Messages do not repeat the URL, which may
+/// hold a password.
+///
+/// ```
+/// use syncguard::Locker;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
+/// let url = std::env::var("SYNCGUARD_URL").unwrap_or("memory:".to_owned());
+/// let locker = Locker::new(syncguard::connect(&url).await?)?;
+/// let guard = locker.lock("invoice:42").await?;
+/// # drop(guard); locker.shutdown().await
+/// # }
+/// ```
+///
+/// # Cancel safety
+///
+/// Dropped half-way, no lock is left behind; a file may have been created.
+pub async fn connect(url: &str) -> Result<AnyBackend> {
+    Ok(match Target::parse(url)? {
+        Target::Memory(config) => AnyBackend::new(MemoryBackend::with_config(config)),
+        #[cfg(feature = "redis")]
+        Target::Redis(config) => AnyBackend::new(RedisBackend::connect(*config).await?),
+        #[cfg(feature = "sqlite")]
+        Target::Sqlite(config) => AnyBackend::new(SqliteBackend::open(config).await?),
+    })
+}
+
+/// Where the records of a key are in the store that a URL names, for people who look into it: pairs
+/// of what it is and how it is found there. It needs no connection.
+///
+/// ```
+/// use syncguard::Key;
+///
+/// # fn main() -> syncguard::Result<()> {
+/// # #[cfg(feature = "redis")] {
+/// let places = syncguard::explain_key("redis://localhost/0?prefix=shop", &Key::new("a")?)?;
+/// assert_eq!(places[0], ("lock", "shop:a".to_owned()));
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+pub fn explain_key(url: &str, key: &Key) -> Result<Vec<(&'static str, String)>> {
+    match Target::parse(url)? {
+        Target::Memory(_) => {
+            Ok(vec![("lock", format!("in this process, key = {:?}", key.as_str()))])
+        }
+        #[cfg(feature = "redis")]
+        Target::Redis(config) => config.explain(key),
+        #[cfg(feature = "sqlite")]
+        Target::Sqlite(_) => Ok(SqliteConfig::explain(key)),
+    }
+}
+
+/// What a URL names.
+enum Target {
+    Memory(MemoryConfig),
+    #[cfg(feature = "redis")]
+    Redis(Box<RedisConfig>),
+    #[cfg(feature = "sqlite")]
+    Sqlite(SqliteConfig),
+}
+
+impl Target {
+    fn parse(url: &str) -> Result<Self> {
+        let scheme = url.split(':').next().unwrap_or_default();
+        let family = scheme.split('+').next().unwrap_or_default();
+        match family {
+            "memory" => Ok(Self::Memory(MemoryConfig::from_url(url)?)),
+            #[cfg(feature = "redis")]
+            "redis" | "rediss" | "valkey" | "valkeys" | "unix" => {
+                Ok(Self::Redis(Box::new(RedisConfig::from_url(url)?)))
+            }
+            #[cfg(feature = "sqlite")]
+            "sqlite" => Ok(Self::Sqlite(SqliteConfig::from_url(url)?)),
+            #[cfg(not(feature = "redis"))]
+            "redis" | "rediss" | "valkey" | "valkeys" | "unix" => Err(missing("redis")),
+            #[cfg(not(feature = "sqlite"))]
+            "sqlite" => Err(missing("sqlite")),
+            _ => Err(Error::invalid(
+                "the URL names no backend; it begins with memory:, sqlite:, redis://, rediss://, \
+                 redis+unix://, redis+sentinel:// or redis+cluster://",
+            )),
+        }
+    }
+}
+
+#[cfg(not(all(feature = "redis", feature = "sqlite")))]
+fn missing(feature: &str) -> Error {
+    Error::invalid(format!("this program was built without the feature \"{feature}\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorCode;
+
+    #[tokio::test]
+    async fn what_is_no_url_is_refused_without_repeating_it() {
+        for url in ["", "canary", "canary://x", "memory:?canary-name=1", "memory:canary", "redi:/x"]
+        {
+            let error = connect(url).await.expect_err(url);
+            assert_eq!(error.code(), ErrorCode::InvalidArgument, "{url}");
+            let shown = error.to_string().replace("canary-name", "");
+            assert!(!shown.contains("canary"), "{shown}");
+        }
+        assert!(connect("memory:").await.is_ok());
+    }
+}

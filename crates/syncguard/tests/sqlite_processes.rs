@@ -1,0 +1,366 @@
+//! The SQLite backend between processes, and when things go wrong with the file.
+#![cfg(feature = "sqlite")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+use syncguard::sqlite::SqliteConfig;
+use syncguard::{
+    Acquire, AcquireRequest, Error, ErrorCode, Extend, ExtendRequest, Key, LockBackend,
+    LockOptions, Locker, Release, ReleaseRequest, RetryPolicy, SqliteBackend, Ttl,
+};
+use test_support::TempDir;
+
+const FILE: &str = "SYNCGUARD_TEST_FILE";
+const ROLE: &str = "SYNCGUARD_TEST_ROLE";
+
+fn key(text: &str) -> Key {
+    Key::new(text).expect("valid")
+}
+
+fn request(text: &str) -> AcquireRequest {
+    AcquireRequest::new(key(text), Ttl::DEFAULT).expect("randomness")
+}
+
+async fn open(path: &Path) -> SqliteBackend {
+    SqliteBackend::open(SqliteConfig::new(path)).await.expect("opens")
+}
+
+/// A locker that hears of releases or never.
+async fn locker(path: &Path) -> Locker<SqliteBackend> {
+    let much_later = Duration::from_hours(1);
+    let retry = RetryPolicy { delay: much_later, ..RetryPolicy::default() };
+    let options = LockOptions::default().timeout(Duration::from_mins(1)).retry(retry);
+    let builder = Locker::builder(open(path).await).options(options);
+    builder.poll_interval(much_later).build().expect("in a runtime")
+}
+
+/// This program again, as another process that does one thing with the file.
+fn child(role: &str, path: &Path) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    in_role(&mut command, role, path).spawn().expect("starts")
+}
+
+fn in_role<'a>(command: &'a mut Command, role: &str, path: &Path) -> &'a mut Command {
+    command
+        .args(["--exact", "another_process", "--ignored", "--nocapture"])
+        .env(FILE, path)
+        .env(ROLE, role)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+}
+
+/// The lines of ours that a child has printed.
+fn lines(child: &mut Child) -> impl Iterator<Item = String> + use<> {
+    let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    lines.map_while(Result::ok).filter_map(|line| line.strip_prefix("> ").map(str::to_owned))
+}
+
+#[test]
+#[ignore = "not a test: what the children of the tests do"]
+fn another_process() {
+    let (Some(path), Ok(role)) = (std::env::var_os(FILE), std::env::var(ROLE)) else { return };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(play(&role, Path::new(&path)));
+}
+
+async fn play(role: &str, path: &Path) {
+    let say = |text: &str| {
+        let mut stdout = std::io::stdout().lock();
+        writeln!(stdout, "> {text}").expect("the parent listens");
+        stdout.flush().expect("the parent listens");
+    };
+    match role {
+        "open" => say(&format!("{:?}", outcome(path).await)),
+        // Reads and writes a number in a file, under the lock.
+        "count" => {
+            let (locker, number) = (locker(path).await, path.with_extension("number"));
+            for _ in 0..50 {
+                let mut guard = locker.lock("number").await.expect("acquired");
+                let text = fs::read_to_string(&number).unwrap_or_default();
+                let (count, fence) = text.split_once(' ').unwrap_or(("0", "0"));
+                let (count, fence): (u64, u64) =
+                    (count.parse().expect("a number"), fence.parse().expect("a number"));
+                assert!(guard.fence().get() > fence, "fences grow");
+                let text = format!("{} {}", count + 1, guard.fence().get());
+                fs::write(&number, text).expect("writable");
+                assert_eq!(guard.release().await.expect("works"), Release::Released);
+            }
+        }
+        // Tells every fence, until it is killed.
+        "fences" => {
+            let backend = open(path).await;
+            loop {
+                let request = request("k");
+                match backend.acquire(&request).await.expect("works") {
+                    Acquire::Acquired(lease) => {
+                        say(&lease.fence().get().to_string());
+                        let release = ReleaseRequest::new(request.lock_id());
+                        backend.release(&release).await.expect("works");
+                    }
+                    // Of one that was killed.
+                    other => {
+                        drop(other);
+                        let conn = Connection::open(path).expect("opens");
+                        conn.busy_timeout(Duration::from_secs(5)).expect("works");
+                        conn.execute("DELETE FROM syncguard_locks", []).expect("works");
+                    }
+                }
+            }
+        }
+        "wait" => {
+            let locker = locker(path).await;
+            say("waiting");
+            let guard = locker.lock("awaited").await.expect("woken");
+            say(&guard.fence().get().to_string());
+        }
+        other => panic!("no role: {other}"),
+    }
+}
+
+/// What comes of one lock and its release.
+async fn outcome(path: &Path) -> Result<Release, ErrorCode> {
+    let cycle = async {
+        let backend = SqliteBackend::open(SqliteConfig::new(path)).await?;
+        let request = request("k");
+        drop(backend.acquire(&request).await?);
+        backend.release(&ReleaseRequest::new(request.lock_id())).await
+    };
+    cycle.await.map_err(|error: Error| error.code())
+}
+
+fn file(folder: &TempDir) -> PathBuf {
+    folder.path().join("locks.db")
+}
+
+#[test]
+fn processes_exclude_each_other_and_wake_each_other() {
+    let folder = TempDir::new();
+    let path = file(&folder);
+    let children: Vec<_> = (0..4).map(|_| child("count", &path)).collect();
+    for mut child in children {
+        assert!(child.wait().expect("ends").success());
+    }
+    let text = fs::read_to_string(path.with_extension("number")).expect("written");
+    assert_eq!(text, "200 200", "no update was lost, and no fence was skipped");
+}
+
+#[test]
+fn many_processes_create_the_file_at_once() {
+    let folder = TempDir::new();
+    let children: Vec<_> = (0..12).map(|_| child("open", &file(&folder))).collect();
+    for mut child in children {
+        let said: Vec<_> = lines(&mut child).collect();
+        let fine = ["Ok(Released)", "Ok(NotHeld(NotFound))"];
+        assert!(fine.contains(&said[0].as_str()), "{said:?}");
+    }
+}
+
+#[test]
+fn no_fence_repeats_when_writers_are_killed() {
+    let folder = TempDir::new();
+    let mut last = 0;
+    for round in 0..10 {
+        let mut killed = child("fences", &file(&folder));
+        let mut said = lines(&mut killed);
+        for _ in 0..5 + 3 * round {
+            let fence: u64 = said.next().expect("it is alive").parse().expect("a fence");
+            assert!(fence > last, "{fence} after {last}");
+            last = fence;
+        }
+        killed.kill().expect("it is alive");
+        // What it had said before it died counts too.
+        for fence in said {
+            last = fence.parse().expect("a fence");
+        }
+        killed.wait().expect("ends");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_wakes_a_waiter_in_another_process() {
+    let folder = TempDir::new();
+    let locker = locker(&file(&folder)).await;
+    let mut guard = locker.lock("awaited").await.expect("free");
+    let mut waiting = child("wait", &file(&folder));
+    let mut said = lines(&mut waiting);
+    assert_eq!(said.next().as_deref(), Some("waiting"));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    let woken = tokio::task::spawn_blocking(move || said.next());
+    let woken = tokio::time::timeout(Duration::from_secs(20), woken).await;
+    assert_eq!(woken.expect("woken, not polled").expect("no panic").as_deref(), Some("2"));
+    waiting.wait().expect("ends");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_file_is_a_timeout_and_readers_do_not_wait() {
+    let folder = TempDir::new();
+    let backend = open(&file(&folder)).await;
+    let held = request("held");
+    assert!(matches!(backend.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
+    let writer = Connection::open(file(&folder)).expect("opens");
+    writer.execute_batch("BEGIN IMMEDIATE").expect("free");
+    let config = SqliteConfig::new(file(&folder)).busy_timeout(Duration::from_millis(300));
+    let impatient = SqliteBackend::open(config).await.expect("opens");
+    let error = impatient.acquire(&request("k")).await.expect_err("busy");
+    assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
+    assert!(!error.may_have_taken_effect());
+    // Whoever only needs to read is served, and so is an acquire of a lock that is held.
+    assert!(impatient.is_locked(&key("held")).await.expect("works"));
+    assert!(impatient.lookup_id(&held.lock_id()).await.expect("works").is_some());
+    let outcome = impatient.acquire(&request("held")).await.expect("works");
+    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    // A release that waits behind an acquire is done as soon as the file is free.
+    let acquiring = tokio::spawn({
+        let backend = backend.clone();
+        async move { backend.acquire(&request("k")).await }
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let releasing = tokio::spawn({
+        let backend = backend.clone();
+        async move { backend.release(&ReleaseRequest::new(held.lock_id())).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    writer.execute_batch("COMMIT").expect("works");
+    assert_eq!(releasing.await.expect("no panic").expect("works"), Release::Released);
+    let outcome = acquiring.await.expect("no panic").expect("works");
+    assert!(matches!(outcome, Acquire::Acquired(_)), "{outcome:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acquire_that_is_given_up_does_not_happen_later() {
+    let folder = TempDir::new();
+    let backend = open(&file(&folder)).await;
+    let writer = Connection::open(file(&folder)).expect("opens");
+    writer.execute_batch("BEGIN IMMEDIATE").expect("free");
+    let given_up = request("k");
+    let waited = tokio::time::timeout(Duration::from_millis(100), backend.acquire(&given_up)).await;
+    assert!(waited.is_err(), "the file is busy");
+    let undoing = tokio::spawn({
+        let (backend, undo) = (backend.clone(), ReleaseRequest::undo(&given_up));
+        async move { backend.release(&undo).await }
+    });
+    writer.execute_batch("COMMIT").expect("works");
+    let undone = undoing.await.expect("no panic").expect("works");
+    assert!(matches!(undone, Release::NotHeld(_)), "{undone:?}");
+    assert!(!backend.is_locked(&key("k")).await.expect("works"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_was_replaced_or_deleted_is_noticed() {
+    let folder = TempDir::new();
+    let backend = open(&file(&folder)).await;
+    let held = request("k");
+    assert!(matches!(backend.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
+    // Another file, with another lock, in its place.
+    let other = folder.path().join("other.db");
+    let elsewhere = open(&other).await;
+    let theirs = request("theirs");
+    assert!(matches!(elsewhere.acquire(&theirs).await.expect("works"), Acquire::Acquired(_)));
+    drop(elsewhere);
+    let checkpoint = Connection::open(&other).expect("opens");
+    checkpoint.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_row| Ok(())).expect("works");
+    drop(checkpoint);
+    for end in ["", "-wal", "-shm"] {
+        drop(fs::remove_file(format!("{}{end}", file(&folder).display())));
+    }
+    fs::rename(&other, file(&folder)).expect("renamed");
+    let extended = backend.extend(&ExtendRequest::new(held.lock_id(), Ttl::DEFAULT)).await;
+    assert!(matches!(extended.expect("works"), Extend::NotHeld(_)), "the lock is lost");
+    assert!(backend.is_locked(&key("theirs")).await.expect("works"));
+    // Deleted: a new file begins.
+    for end in ["", "-wal", "-shm"] {
+        drop(fs::remove_file(format!("{}{end}", file(&folder).display())));
+    }
+    assert!(!backend.is_locked(&key("theirs")).await.expect("works"));
+    assert!(matches!(backend.acquire(&request("k")).await.expect("works"), Acquire::Acquired(_)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_person_gets_wrong_has_a_code_and_changes_nothing() {
+    let folder = TempDir::new();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(
+        path("text"),
+        "this is a text that is long enough to be no empty database\n".repeat(40),
+    )
+    .expect("written");
+    let theirs = Connection::open(path("theirs.db")).expect("opens");
+    theirs.execute_batch("CREATE TABLE t (x)").expect("works");
+    let later = open(&path("later.db")).await;
+    drop(later);
+    let raw = Connection::open(path("later.db")).expect("opens");
+    raw.pragma_update(None, "user_version", 99).expect("works");
+    for (name, expected) in [
+        ("text", ErrorCode::Internal),
+        ("theirs.db", ErrorCode::InvalidArgument),
+        ("later.db", ErrorCode::InvalidArgument),
+        ("no/such/folder/locks.db", ErrorCode::ServiceUnavailable),
+        (".", ErrorCode::ServiceUnavailable),
+    ] {
+        let before = fs::read(path(name)).ok();
+        let started = Instant::now();
+        let error = SqliteBackend::open(SqliteConfig::new(path(name))).await.expect_err(name);
+        assert_eq!(error.code(), expected, "{name}: {error:?}");
+        assert!(started.elapsed() < Duration::from_secs(2), "{name}: it does not hang");
+        assert_eq!(fs::read(path(name)).ok(), before, "{name} is as it was");
+    }
+    for url in ["sqlite:", "sqlite:/x?unknown=1", "sqlite:/x?busy_timeout_ms=x", "redis:/x"] {
+        let error = SqliteConfig::from_url(url).expect_err(url);
+        assert_eq!(error.code(), ErrorCode::InvalidArgument, "{url}");
+    }
+    let config = SqliteConfig::from_url("sqlite:///a%20b/locks.db?busy_timeout_ms=9");
+    assert_eq!(config.expect("a URL").path(), Path::new("/a b/locks.db"));
+}
+
+/// Runs a child by a shell that takes something away from it first.
+fn deprived(folder: &TempDir, how: &str, role: &str) -> String {
+    // Where everybody may read it.
+    let program = folder.path().join("program");
+    fs::copy(std::env::current_exe().expect("this program"), &program).expect("copied");
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("{how} \"$0\" \"$@\"")).arg(&program);
+    let mut child = in_role(&mut shell, role, &file(folder)).spawn().expect("starts");
+    let said = lines(&mut child).last().unwrap_or_default();
+    child.wait().expect("ends");
+    said
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_may_not_be_written_is_no_lock() {
+    let folder = TempDir::new();
+    drop(open(&file(&folder)).await);
+    let who = Command::new("id").arg("-u").output().expect("runs").stdout;
+    let nobody = "exec setpriv --reuid 65534 --regid 65534 --clear-groups";
+    let how = if who.starts_with(b"0\n") { nobody } else { "exec" };
+    for (mode, expected) in [("a+rw", "Ok(Released)"), ("a-w", "Err(AuthFailed)")] {
+        let changed = Command::new("chmod").arg("-R").arg(mode).arg(folder.path()).status();
+        assert!(changed.expect("runs").success());
+        // Only the owner was left out, who runs as nobody here.
+        drop(Command::new("chmod").arg("a+rx").arg(folder.path()).status());
+        if mode == "a+rw" {
+            drop(Command::new("chmod").arg("a+rwx").arg(folder.path()).status());
+        }
+        assert_eq!(deprived(&folder, how, "open"), expected, "{mode}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_without_room_is_an_error_and_loses_nothing() {
+    let folder = TempDir::new();
+    let backend = open(&file(&folder)).await;
+    let held = request("held");
+    assert!(matches!(backend.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
+    drop(backend);
+    // No file of the child may grow beyond a kilobyte.
+    let said = deprived(&folder, "trap '' XFSZ; ulimit -f 1; exec", "open");
+    assert!(["Err(ServiceUnavailable)", "Err(RateLimited)"].contains(&said.as_str()), "{said}");
+    let backend = open(&file(&folder)).await;
+    let released = backend.release(&ReleaseRequest::new(held.lock_id())).await.expect("works");
+    assert_eq!(released, Release::Released);
+}

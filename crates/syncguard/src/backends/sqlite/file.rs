@@ -126,7 +126,9 @@ fn open(path: &Path) -> Result<Connection> {
             None,
         )));
     }
-    if !is_ours(&db)? {
+    // In one snapshot, because another process may be creating the tables.
+    let has_tables = is_ours(&*db.unchecked_transaction().map_err(failed)?)?;
+    if !has_tables {
         let mode: String = db
             .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))
             .map_err(failed)?;
@@ -140,7 +142,8 @@ fn open(path: &Path) -> Result<Connection> {
     Ok(db)
 }
 
-/// Whether the file has our tables. Refuses a file of another program, or of a later version.
+/// Whether the file has our tables. Refuses a file of another program, or of a later version. To be
+/// asked inside a transaction.
 fn is_ours(db: &Connection) -> Result<bool> {
     let number = |name: &str| -> Result<i32> {
         db.pragma_query_value(None, name, |row| row.get(0)).map_err(|cause| error::map(&cause))

@@ -1,0 +1,127 @@
+//! The command: a process in a group of its own, in the foreground of the terminal.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use nix::errno::Errno;
+use nix::sys::signal::{self, Signal};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use syncguard::{Fence, Key};
+
+use crate::exit::{FAILED, Failure, NOT_EXECUTABLE, NOT_FOUND};
+use crate::target;
+use crate::terminal::Terminal;
+
+/// The command that runs.
+#[derive(Debug)]
+pub(crate) struct CommandProcess {
+    pid: Pid,
+    group: Pid,
+    terminal: Option<Terminal>,
+}
+
+/// What became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// It has ended, with this code to pass on.
+    Ended(u8),
+    /// It was stopped, by Ctrl-Z or because it wanted the terminal.
+    Stopped(Signal),
+    /// Nothing.
+    None,
+}
+
+impl CommandProcess {
+    /// Starts it in `group`.
+    pub(crate) fn start(
+        command: &[OsString],
+        group: Pid,
+        key: &Key,
+        fence: Fence,
+    ) -> Result<Self, Failure> {
+        let (program, arguments) =
+            command.split_first().ok_or_else(|| Failure::new(FAILED, "there is no command"))?;
+        // Before the command is there, this is our terminal.
+        let terminal = Terminal::in_foreground();
+        let started = Command::new(program)
+            .args(arguments)
+            .env("SYNCGUARD_KEY", key.as_str())
+            .env("SYNCGUARD_FENCE", fence.to_string())
+            .env_remove(target::VARIABLE)
+            .process_group(group.as_raw())
+            .spawn();
+        let process = started.map_err(|cause| {
+            let name = program.to_string_lossy();
+            match cause.kind() {
+                std::io::ErrorKind::NotFound => {
+                    Failure::new(NOT_FOUND, format!("there is no command {name}"))
+                }
+                _ => Failure::new(NOT_EXECUTABLE, format!("{name} cannot be run: {cause}")),
+            }
+        })?;
+        let pid = i32::try_from(process.id()).map(Pid::from_raw);
+        let pid = pid.map_err(|cause| Failure::new(FAILED, format!("no process id: {cause}")))?;
+        let process = Self { pid, group, terminal };
+        process.resume();
+        Ok(process)
+    }
+
+    /// Gives it the terminal, and lets it go on if it was stopped meanwhile for not having it.
+    fn resume(&self) {
+        if let Some(terminal) = &self.terminal
+            && terminal.is_ours()
+        {
+            terminal.give(self.group);
+        }
+        self.send(Signal::SIGCONT);
+    }
+
+    /// Sends a signal to the command and all that it has started.
+    pub(crate) fn send(&self, signal: Signal) {
+        // A group that has ended needs no signal.
+        signal::killpg(self.group, signal).unwrap_or_default();
+    }
+
+    /// What has become of it since the last time.
+    pub(crate) fn change(&self) -> Change {
+        let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
+        match waitpid(self.pid, Some(flags)) {
+            Ok(WaitStatus::Exited(_, code)) => Change::Ended(u8::try_from(code).unwrap_or(FAILED)),
+            Ok(WaitStatus::Signaled(_, signal, _)) => Change::Ended(by_signal(signal)),
+            Ok(WaitStatus::Stopped(_, signal)) => Change::Stopped(signal),
+            Err(Errno::ECHILD) => Change::Ended(FAILED),
+            _ => Change::None,
+        }
+    }
+
+    /// It was stopped at the terminal: so do we, so that the shell can go on. When the shell lets us
+    /// go on, so does the command.
+    pub(crate) fn stop_with_it(&self, by: Signal) {
+        let Some(terminal) = &self.terminal else { return };
+        let wanted_the_terminal = matches!(by, Signal::SIGTTIN | Signal::SIGTTOU);
+        if wanted_the_terminal && terminal.foreground() == Some(self.group) {
+            // It asked a moment before it was given.
+            self.send(Signal::SIGCONT);
+            return;
+        }
+        terminal.take_back();
+        signal::raise(Signal::SIGSTOP).unwrap_or_default();
+        self.resume();
+    }
+
+    /// Takes the terminal back.
+    pub(crate) fn release_terminal(&self) {
+        if let Some(terminal) = &self.terminal
+            && terminal.foreground() == Some(self.group)
+        {
+            terminal.take_back();
+        }
+    }
+}
+
+/// The code of a command that a signal has ended.
+pub(crate) fn by_signal(signal: Signal) -> u8 {
+    u8::try_from(128 + signal as i32).unwrap_or(FAILED)
+}

@@ -1,0 +1,103 @@
+//! `acquire`, `release` and `extend`: locks for scripts, which keep the lock id themselves.
+
+use std::io::Read;
+
+use serde::Serialize;
+use syncguard::{
+    Extend as Extended, ExtendRequest, LockBackend, LockId, Locker, Release as Released,
+    ReleaseRequest,
+};
+
+use crate::Context;
+use crate::args::{Acquire, Extend, OneId, Release};
+use crate::exit::{FAILED, Failure, NO, USAGE};
+use crate::output;
+use crate::waiting::{self, Obtained};
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Lock<'a> {
+    lock_id: &'a str,
+    fence: String,
+    expires_at_ms: u64,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    released: bool,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Extension {
+    extended: bool,
+    expires_at_ms: Option<u64>,
+}
+
+/// A lock id as it was typed, or from standard input.
+pub(crate) fn lock_id(args: &OneId) -> Result<LockId, Failure> {
+    let mut text = args.lock_id.clone();
+    if text == "-" {
+        text.clear();
+        std::io::stdin().read_to_string(&mut text).map_err(|cause| {
+            Failure::new(FAILED, format!("standard input cannot be read: {cause}"))
+        })?;
+    }
+    LockId::parse(text.trim()).map_err(|error| {
+        Failure::new(USAGE, error.to_string()).hint("a lock id is what `syncguard acquire` printed")
+    })
+}
+
+pub(crate) async fn acquire(context: &Context, args: Acquire) -> Result<u8, Failure> {
+    let key = waiting::key(&args.key)?;
+    let options = waiting::options(&args.waiting)?;
+    let locker = Locker::builder(context.target.connect().await?).options(options).build()?;
+    match waiting::obtain(context, &locker, &key, &args.waiting).await? {
+        Obtained::Interrupted(code) => {
+            drop(locker.shutdown().await);
+            Ok(code)
+        }
+        Obtained::Lock(guard) => {
+            let (fence, expires_at) = (guard.fence(), guard.expires_at());
+            let lock_id = guard.leak();
+            let lock = Lock {
+                lock_id: lock_id.expose(),
+                fence: fence.to_string(),
+                expires_at_ms: expires_at.as_millis(),
+            };
+            context.output.data(&lock, || format!("{}\n", lock_id.expose()));
+            let until = output::time(expires_at);
+            context.output.note(&format!("acquired with fence {fence}, until {until}"));
+            Ok(0)
+        }
+    }
+}
+
+pub(crate) async fn release(context: &Context, args: Release) -> Result<u8, Failure> {
+    let lock_id = lock_id(&args.id)?;
+    let backend = context.target.connect().await?;
+    let released = backend.release(&ReleaseRequest::new(lock_id)).await?;
+    let released = released == Released::Released;
+    context.output.data(&Answer { released }, || {
+        if released { "released\n".to_owned() } else { "not held any more\n".to_owned() }
+    });
+    Ok(if released { 0 } else { NO })
+}
+
+pub(crate) async fn extend(context: &Context, args: Extend) -> Result<u8, Failure> {
+    let (lock_id, ttl) = (lock_id(&args.id)?, waiting::ttl(args.ttl)?);
+    let backend = context.target.connect().await?;
+    let expires_at = match backend.extend(&ExtendRequest::new(lock_id, ttl)).await? {
+        Extended::Extended(extension) => Some(extension.expires_at()),
+        Extended::NotHeld(_) => None,
+    };
+    let answer = Extension {
+        extended: expires_at.is_some(),
+        expires_at_ms: expires_at.map(syncguard::Timestamp::as_millis),
+    };
+    context.output.data(&answer, || match expires_at {
+        Some(expires_at) => format!("extended until {}\n", output::time(expires_at)),
+        None => "not held any more\n".to_owned(),
+    });
+    Ok(if expires_at.is_some() { 0 } else { NO })
+}

@@ -1,0 +1,141 @@
+//! `status`, `owns`, `ls` and `explain-key`: looking without touching.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+use syncguard::diagnostics::{self, LockInfo, LockInfoRaw};
+use syncguard::{Clock, LockBackend, SystemClock};
+
+use crate::Context;
+use crate::args::{Ls, OneId, OneKey};
+use crate::commands::locks::lock_id;
+use crate::exit::{FAILED, Failure, NO};
+use crate::output;
+use crate::waiting;
+
+#[derive(Serialize)]
+struct Status {
+    locked: bool,
+    lock: Option<LockInfo>,
+}
+
+#[derive(Serialize)]
+struct Owns {
+    owns: bool,
+}
+
+#[derive(Serialize)]
+struct Listed {
+    #[serde(flatten)]
+    info: LockInfo,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+}
+
+#[derive(Serialize)]
+struct List {
+    locks: Vec<Listed>,
+}
+
+/// Since when, how long to go, and the fence.
+pub(crate) fn describe(info: &LockInfo) -> String {
+    let now = SystemClock.now();
+    let (held, left) = (now.since(info.acquired_at), info.expires_at.since(now));
+    let fence = info.fence.map_or_else(String::new, |fence| format!(", fence {fence}"));
+    format!(
+        "for {}, {} to go unless renewed{fence}",
+        output::duration(held),
+        output::duration(left)
+    )
+}
+
+pub(crate) async fn status(context: &Context, args: OneKey) -> Result<u8, Failure> {
+    let key = waiting::key(&args.key)?;
+    let backend = context.target.connect().await?;
+    let lock = diagnostics::get_by_key(&backend, &key).await?;
+    let status = Status { locked: lock.is_some(), lock };
+    context.output.data(&status, || match &status.lock {
+        Some(lock) => format!("held {}\n", describe(lock)),
+        None => "free\n".to_owned(),
+    });
+    Ok(if status.locked { 0 } else { NO })
+}
+
+pub(crate) async fn owns(context: &Context, args: OneId) -> Result<u8, Failure> {
+    let lock_id = lock_id(&args)?;
+    let backend = context.target.connect().await?;
+    let owns = diagnostics::owns(&backend, &lock_id).await?;
+    let text = if owns { "yes\n" } else { "no\n" };
+    context.output.data(&Owns { owns }, || text.to_owned());
+    Ok(if owns { 0 } else { NO })
+}
+
+pub(crate) async fn ls(context: &Context, args: Ls) -> Result<u8, Failure> {
+    let backend = context.target.connect().await?;
+    let inspector = backend
+        .inspector()
+        .ok_or_else(|| Failure::new(FAILED, "this backend cannot list its locks"))?;
+    let (mut found, mut next) = (Vec::new(), None);
+    loop {
+        let page = inspector.list(next.as_ref()).await?;
+        found.extend(page.locks.into_iter().map(LockInfoRaw::from));
+        next = page.next;
+        if next.is_none() {
+            break;
+        }
+    }
+    found.sort_by(|one, two| one.info.acquired_at.cmp(&two.info.acquired_at));
+    // A store may show a lock twice.
+    found.dedup_by(|one, two| one.info.lock_id_hash == two.info.lock_id_hash);
+    let listed = |lock: LockInfoRaw| Listed {
+        key: args.raw.then(|| lock.key.as_str().to_owned()),
+        info: lock.info,
+    };
+    let list = List { locks: found.into_iter().map(listed).collect() };
+    context.output.data(&list, || {
+        let mut text = String::new();
+        for lock in &list.locks {
+            let name = lock.key.as_ref().map_or(lock.info.key_hash.to_string(), |key| {
+                // Control characters in a key must not reach the terminal.
+                key.escape_debug().to_string()
+            });
+            let described = describe(&lock.info);
+            writeln!(text, "{name}  {described}").unwrap_or_default();
+        }
+        text
+    });
+    if list.locks.is_empty() {
+        context.output.note("no lock is held");
+    }
+    Ok(0)
+}
+
+#[derive(Serialize)]
+struct Explanation {
+    key: String,
+    hash: String,
+    records: Vec<Place>,
+}
+
+#[derive(Serialize)]
+struct Place {
+    what: &'static str,
+    name: String,
+}
+
+pub(crate) fn explain_key(context: &Context, args: &OneKey) -> Result<u8, Failure> {
+    let key = waiting::key(&args.key)?;
+    let records = syncguard::explain_key(context.target.url(), &key)?;
+    let records = records.into_iter().map(|(what, name)| Place { what, name }).collect();
+    let explanation =
+        Explanation { key: key.as_str().to_owned(), hash: key.hash().to_string(), records };
+    context.output.data(&explanation, || {
+        let mut text = format!("{:<6} {}\n", "key", explanation.key);
+        writeln!(text, "{:<6} {}", "hash", explanation.hash).unwrap_or_default();
+        for place in &explanation.records {
+            writeln!(text, "{:<6} {}", place.what, place.name).unwrap_or_default();
+        }
+        text
+    });
+    Ok(0)
+}

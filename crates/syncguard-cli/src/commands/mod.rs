@@ -1,0 +1,8 @@
+//! The commands.
+
+pub(crate) mod break_lock;
+pub(crate) mod locks;
+pub(crate) mod look;
+pub(crate) mod run;
+pub(crate) mod shell;
+pub(crate) mod store;

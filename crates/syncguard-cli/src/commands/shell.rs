@@ -1,0 +1,26 @@
+//! `completions` and `man`: what shells and `man` need.
+
+use std::io::Write;
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use crate::args::Cli;
+use crate::exit::{FAILED, Failure};
+
+pub(crate) fn completions(shell: Shell) -> u8 {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "syncguard", &mut script);
+    // Whoever reads may have seen enough.
+    drop(std::io::stdout().write_all(&script));
+    0
+}
+
+pub(crate) fn man() -> Result<u8, Failure> {
+    let mut page = Vec::new();
+    clap_mangen::Man::new(Cli::command())
+        .render(&mut page)
+        .map_err(|cause| Failure::new(FAILED, format!("no manual page: {cause}")))?;
+    drop(std::io::stdout().write_all(&page));
+    Ok(0)
+}

@@ -1,0 +1,48 @@
+//! The terminal: one group of processes at a time is in its foreground, reads from it and gets
+//! Ctrl-C.
+
+use std::fs::File;
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::{self, Pid};
+
+/// The terminal that this process is in the foreground of.
+#[derive(Debug)]
+pub(crate) struct Terminal {
+    tty: File,
+    own_group: Pid,
+}
+
+impl Terminal {
+    /// `None` without a terminal, or in its background.
+    pub(crate) fn in_foreground() -> Option<Self> {
+        let tty = File::options().read(true).write(true).open("/dev/tty").ok()?;
+        let terminal = Self { tty, own_group: unistd::getpgrp() };
+        terminal.is_ours().then_some(terminal)
+    }
+
+    pub(crate) fn is_ours(&self) -> bool {
+        self.foreground() == Some(self.own_group)
+    }
+
+    pub(crate) fn foreground(&self) -> Option<Pid> {
+        unistd::tcgetpgrp(&self.tty).ok()
+    }
+
+    /// Puts a group into the foreground.
+    pub(crate) fn give(&self, group: Pid) {
+        // From the background this is only allowed to who does not hear the objection.
+        let mut objection = SigSet::empty();
+        objection.add(Signal::SIGTTOU);
+        let is_blocked = objection.thread_block().is_ok();
+        // Without a terminal there is nothing to give.
+        unistd::tcsetpgrp(&self.tty, group).unwrap_or_default();
+        if is_blocked {
+            objection.thread_unblock().unwrap_or_default();
+        }
+    }
+
+    pub(crate) fn take_back(&self) {
+        self.give(self.own_group);
+    }
+}

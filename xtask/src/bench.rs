@@ -4,8 +4,8 @@ use std::fs;
 
 use crate::shell::{Outcome, cargo, root, step};
 
-/// The backends that have a benchmark, by the name of its file.
-const BACKENDS: [&str; 3] = ["memory", "redis", "sqlite"];
+/// What has a benchmark, by the name of its file: the backends, and the command.
+const BACKENDS: [&str; 4] = ["cli", "memory", "redis", "sqlite"];
 
 /// Runs the benchmarks and collects their figures.
 pub(crate) fn run(backends: &[String]) -> Outcome {
@@ -22,7 +22,8 @@ pub(crate) fn run(backends: &[String]) -> Outcome {
             continue;
         }
         let out = directory.join(format!("{backend}.json"));
-        let bench = ["bench", "--package", "syncguard", "--all-features", "--bench", backend];
+        let package = if backend == "cli" { "syncguard-cli" } else { "syncguard" };
+        let bench = ["bench", "--package", package, "--all-features", "--bench", backend];
         let outcome =
             step(&format!("benchmark {backend}"), cargo(&bench).env("SYNCGUARD_BENCH_OUT", &out));
         if let Err(message) = outcome {

@@ -19,6 +19,9 @@ Exit codes:
   127  run: the command was not found
 128+n  run: the command was ended by signal n";
 
+const URL_HELP: &str = "Where the locks are: sqlite:/path, redis://host, … [env: SYNCGUARD_URL] \
+                        [default: a file of this user on this machine]";
+
 /// Run commands while holding a distributed lock
 #[derive(Debug, Parser)]
 #[command(
@@ -39,9 +42,7 @@ pub(crate) struct Cli {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Where the locks are: sqlite:/path, redis://host, … [env: SYNCGUARD_URL] [default: a file of
-    /// this user on this machine]
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, value_name = "URL", help = URL_HELP)]
     pub(crate) url: Option<String>,
     /// A file that holds the URL, which may hold a password
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "url")]

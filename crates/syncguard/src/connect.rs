@@ -115,11 +115,10 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_url_is_refused_without_repeating_it() {
-        for url in ["", "canary", "canary://x", "memory:?canary-name=1", "memory:canary", "redi:/x"]
-        {
+        for url in ["", "canary", "canary://x", "memory:?canary=1", "memory:canary", "redi:/x"] {
             let error = connect(url).await.expect_err(url);
             assert_eq!(error.code(), ErrorCode::InvalidArgument, "{url}");
-            let shown = error.to_string().replace("canary-name", "");
+            let shown = error.to_string();
             assert!(!shown.contains("canary"), "{shown}");
         }
         assert!(connect("memory:").await.is_ok());

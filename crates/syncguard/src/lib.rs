@@ -71,6 +71,9 @@ mod guide {
     struct Redis;
     #[doc = include_str!("../../../docs/guide/renewal-and-loss.md")]
     struct RenewalAndLoss;
+    #[cfg(feature = "sqlite")]
+    #[doc = include_str!("../../../docs/guide/sqlite.md")]
+    struct Sqlite;
     #[doc = include_str!("../../../docs/guide/telemetry.md")]
     struct Telemetry;
     #[doc = include_str!("../../../docs/guide/testing.md")]

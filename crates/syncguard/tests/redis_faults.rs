@@ -377,6 +377,17 @@ async fn the_documented_acl_line_is_enough() {
         waiting.await.expect("no panic").expect("acquired");
     }
     let url = format!("redis://full:secret@127.0.0.1:{}/0", server.port());
+    // Listing needs one right more.
+    let backend = connect(&url).await;
+    let inspector = backend.inspector().expect("Redis has one");
+    let error = inspector.list(None).await.expect_err("no right to scan");
+    assert_eq!(error.code(), ErrorCode::AuthFailed, "{error:?}");
+    redis::cmd("ACL")
+        .arg(&["SETUSER", "full", "+scan"])
+        .query_async::<()>(&mut raw)
+        .await
+        .expect("works");
+    assert!(inspector.list(None).await.is_ok());
     let config = config(&url).prefix("elsewhere");
     let backend = RedisBackend::connect(config).await.expect("connects");
     let error = backend.is_locked(&key("k")).await.expect_err("no right to these names");

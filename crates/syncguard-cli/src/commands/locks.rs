@@ -16,7 +16,7 @@ use crate::waiting::{self, Obtained};
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Lock<'a> {
+struct Receipt<'a> {
     lock_id: &'a str,
     fence: String,
     expires_at_ms: u64,
@@ -60,12 +60,12 @@ pub(crate) async fn acquire(context: &Context, args: Acquire) -> Result<u8, Fail
         Obtained::Lock(guard) => {
             let (fence, expires_at) = (guard.fence(), guard.expires_at());
             let lock_id = guard.leak();
-            let lock = Lock {
+            let receipt = Receipt {
                 lock_id: lock_id.expose(),
                 fence: fence.to_string(),
                 expires_at_ms: expires_at.as_millis(),
             };
-            context.output.data(&lock, || format!("{}\n", lock_id.expose()));
+            context.output.data(&receipt, || format!("{}\n", lock_id.expose()));
             let until = output::time(expires_at);
             context.output.note(&format!("acquired with fence {fence}, until {until}"));
             Ok(0)

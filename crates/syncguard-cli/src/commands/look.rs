@@ -84,7 +84,7 @@ pub(crate) async fn ls(context: &Context, args: Ls) -> Result<u8, Failure> {
             break;
         }
     }
-    found.sort_by(|one, two| one.info.acquired_at.cmp(&two.info.acquired_at));
+    found.sort_by_key(|lock| lock.info.acquired_at);
     // A store may show a lock twice.
     found.dedup_by(|one, two| one.info.lock_id_hash == two.info.lock_id_hash);
     let listed = |lock: LockInfoRaw| Listed {

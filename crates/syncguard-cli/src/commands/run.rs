@@ -142,7 +142,11 @@ async fn end(process: &CommandProcess, grace: Duration, changed: &mut tokio::sig
 
 /// Releases the lock, or leaves it to the rest of its time.
 async fn let_go(context: &Context, mut guard: LockGuard<AnyBackend>, rest: Option<Duration>) {
-    if let Some(rest) = rest.and_then(|rest| Ttl::new(rest).ok())
+    // A lock lives for whole milliseconds.
+    let millis =
+        |rest: Duration| u64::try_from(rest.as_millis()).map(|ms| Duration::from_millis(ms + 1));
+    let rest = rest.and_then(|rest| Ttl::new(millis(rest).ok()?).ok());
+    if let Some(rest) = rest
         && matches!(guard.extend(rest).await, Ok(Extend::Extended(_)))
     {
         // Nobody needs its id: it ends by itself.

@@ -119,12 +119,9 @@ async fn try_a_lock(backend: &AnyBackend) -> Result<Trial, Failure> {
     let request = AcquireRequest::new(key.clone(), ttl)?;
     let started = Instant::now();
     let before = SystemClock.now();
-    let lease = match backend.acquire(&request).await? {
-        Acquire::Acquired(lease) => lease,
-        _ => {
-            let message = "another doctor holds the lock \"syncguard-doctor\" at the moment";
-            return Err(Failure::new(FAILED, message).hint("try again in ten seconds"));
-        }
+    let Acquire::Acquired(lease) = backend.acquire(&request).await? else {
+        let message = "another doctor holds the lock \"syncguard-doctor\" at the moment";
+        return Err(Failure::new(FAILED, message));
     };
     let (latency, after) = (started.elapsed(), SystemClock.now());
     let hint = Hint::key(key.clone());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::error::{Error, Result};
 
-/// Options that wait to be taken. Messages name an option, never its value, which may be secret.
+/// Options that wait to be taken. Messages name known options and never a value, which may be secret.
 #[derive(Clone)]
 pub(crate) struct UrlOptions(Vec<(String, String)>);
 
@@ -49,15 +49,12 @@ impl UrlOptions {
 
     /// Refuses what nobody has taken.
     pub(crate) fn finish(self, known: &str) -> Result<()> {
-        match self.0.first() {
-            None => Ok(()),
-            Some((name, _)) => {
-                let name: String = name.chars().take(40).collect();
-                Err(Error::invalid(format!(
-                    "the URL has an unknown option {name:?}; there are: {known}"
-                )))
-            }
+        // Its name is not told: after a question mark that should have been escaped, it may be a
+        // part of a password.
+        if self.0.is_empty() {
+            return Ok(());
         }
+        Err(Error::invalid(format!("the URL has an unknown option; there are: {known}")))
     }
 }
 
@@ -72,7 +69,7 @@ mod tests {
         assert_eq!(options.take("a").expect("once").as_deref(), Some("1 "));
         assert_eq!(options.take("a").expect("gone"), None);
         let error = options.clone().finish("a").expect_err("b is left");
-        assert!(error.to_string().contains("\"b\"") && !error.to_string().contains('2'));
+        assert!(error.to_string().ends_with("there are: a"), "{error}");
         assert_eq!(options.take_millis("b").expect("a number"), Some(Duration::from_millis(2)));
         options.finish("a, b").expect("nothing is left");
         let (_, mut twice) = UrlOptions::split("x:?a=1&a=2").expect("a URL");

@@ -398,9 +398,9 @@ impl Inspector for RedisBackend {
             let pattern = self.shared.names.pattern();
             let arguments = [Text(cursor), Text(&pattern), Number(TIME_TOLERANCE_MS)];
             let (script, connection) = (&self.shared.scripts.list, &self.shared.connection);
-            // A name in the slot of our prefix, so that a Cluster knows where to look.
-            let key = self.shared.names.space.prefix();
-            let answer = connection.run(OPERATION, script, &[key], &arguments).await?;
+            // A name like ours, so that a Cluster knows where to look.
+            let name = format!("{}:", self.shared.names.space.prefix());
+            let answer = connection.run(OPERATION, script, &[&name], &arguments).await?;
             let Value::Array(items) = &answer else { return Err(error::nonsense(OPERATION)) };
             let (next, records) = items.split_first().ok_or_else(|| error::nonsense(OPERATION))?;
             let next = text(next).ok_or_else(|| error::nonsense(OPERATION))?;

@@ -128,14 +128,14 @@ fn open(path: &Path) -> Result<Connection> {
     }
     // In one snapshot, because another process may be creating the tables.
     let has_tables = is_ours(&*db.unchecked_transaction().map_err(failed)?)?;
+    let mode: String = db
+        .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))
+        .map_err(failed)?;
+    if !mode.eq_ignore_ascii_case("wal") {
+        let message = "the file system of the lock file cannot do what SQLite's WAL needs";
+        return Err(Error::invalid(message));
+    }
     if !has_tables {
-        let mode: String = db
-            .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))
-            .map_err(failed)?;
-        if !mode.eq_ignore_ascii_case("wal") {
-            let message = "the file system of the lock file cannot do what SQLite's WAL needs";
-            return Err(Error::invalid(message));
-        }
         create(&mut db)?;
     }
     db.pragma_update(None, "synchronous", "FULL").map_err(failed)?;

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use rusqlite::Connection;
 
 use crate::common::cleanup::CleanupGate;
-use crate::common::error::Result;
+use crate::common::error::{Error, Result};
 use crate::common::fence::Fenced;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
@@ -80,6 +80,9 @@ impl SqliteBackend {
     ///
     /// Dropped half-way, the file may have been created.
     pub async fn open(config: SqliteConfig) -> Result<Self> {
+        if config.busy_timeout.is_zero() {
+            return Err(Error::invalid("busy_timeout must be positive"));
+        }
         let waker = Arc::new(Waker::new(&config.path));
         let file = LockFile::new(config.path.clone());
         let worker = Worker::start(file, Arc::clone(&waker), config.busy_timeout)?;
@@ -88,7 +91,8 @@ impl SqliteBackend {
         let backend = Self { shared: Arc::new(shared) };
         backend.read("open", |_db| Ok(())).await?;
         if file::is_remote(&backend.shared.path) {
-            tracing::warn!("{}", remote_advice());
+            let advice = remote_advice();
+            tracing::warn!(subject = advice.subject(), "{advice}");
         }
         Ok(backend)
     }

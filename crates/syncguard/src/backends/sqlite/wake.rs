@@ -6,10 +6,9 @@
 //! else.
 
 use std::fs::File;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::common::key::Key;
 use crate::contract::wake::{WakeHub, WakeUps};
@@ -26,18 +25,18 @@ type Numbers = [u64; GROUPS + 1];
 pub(super) struct Waker {
     hub: WakeHub,
     path: PathBuf,
-    file: OnceLock<Option<File>>,
+    file: Mutex<Option<Arc<File>>>,
     /// What was last seen in the file, our own writes included.
     seen: Mutex<Numbers>,
-    is_watching: AtomicBool,
+    is_watching: Mutex<bool>,
     is_closed: AtomicBool,
 }
 
+/// The same in every process, whatever it was built with: FNV-1a.
 fn group_of(key: &Key) -> usize {
-    // The same in every process, because its keys are fixed.
-    let mut hasher = DefaultHasher::new();
-    key.as_str().hash(&mut hasher);
-    usize::try_from(hasher.finish() % GROUPS as u64).unwrap_or(0)
+    let mix = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    let hash = key.as_str().bytes().fold(0x811C_9DC5, mix);
+    (hash ^ (hash >> 16)) as usize % GROUPS
 }
 
 impl Waker {
@@ -47,9 +46,9 @@ impl Waker {
         Self {
             hub: WakeHub::new(),
             path: path.into(),
-            file: OnceLock::new(),
+            file: Mutex::new(None),
             seen: Mutex::new([0; GROUPS + 1]),
-            is_watching: AtomicBool::new(false),
+            is_watching: Mutex::new(false),
             is_closed: AtomicBool::new(false),
         }
     }
@@ -65,10 +64,11 @@ impl Waker {
     /// Subscribes; between processes only where files can be watched.
     pub(super) fn subscribe(self: &Arc<Self>, key: &Key) -> WakeUps {
         let wake_ups = self.hub.subscribe(key);
-        if !self.is_watching.swap(true, Ordering::SeqCst) {
-            let is_started = watch::start(self);
-            self.is_watching.store(is_started, Ordering::SeqCst);
-            self.hub.set_working(is_started);
+        // Whoever comes second waits until the first is watching.
+        let mut is_watching = locked(&self.is_watching);
+        if !*is_watching {
+            *is_watching = watch::start(self);
+            self.hub.set_working(*is_watching);
         }
         wake_ups
     }
@@ -76,26 +76,21 @@ impl Waker {
     /// Ends the watcher.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
-        if self.is_watching.load(Ordering::SeqCst) {
+        if *locked(&self.is_watching) {
             self.write(LAST);
         }
     }
 
-    fn seen(&self) -> MutexGuard<'_, Numbers> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn file(&self) -> Option<&File> {
-        let open = || {
-            let options = File::options()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&self.path);
-            options.ok()
-        };
-        self.file.get_or_init(open).as_ref()
+    /// The file that is at the path now, or none where it cannot be opened.
+    fn file(&self) -> Option<Arc<File>> {
+        let mut file = locked(&self.file);
+        if file.as_ref().is_none_or(|file| is_deleted(file)) {
+            let mut options = File::options();
+            let opened =
+                options.read(true).write(true).create(true).truncate(false).open(&self.path);
+            *file = opened.ok().map(Arc::new);
+        }
+        file.clone()
     }
 
     /// Writes a new number for a group, and does not take it for another's.
@@ -103,23 +98,42 @@ impl Waker {
         let Some(file) = self.file() else { return };
         let Ok(number) = getrandom::u64() else { return };
         if group != LAST {
-            self.seen()[group] = number;
+            let mut seen = locked(&self.seen);
+            // What another has written meanwhile must still be heard.
+            if read_numbers(&file)[group] == seen[group] {
+                seen[group] = number;
+            }
         }
         // A wake-up that is lost costs time, nothing else.
-        drop(write_at(file, &number.to_le_bytes(), group * BYTES));
+        drop(write_at(&file, &number.to_le_bytes(), group * BYTES));
     }
 
     /// Reads the numbers, and wakes who waits for a key of a group whose number has changed.
     fn look(&self) {
-        let Some(numbers) = self.file().map(read_numbers) else { return };
+        let Some(numbers) = self.file().map(|file| read_numbers(&file)) else { return };
         let changed: Vec<bool> = {
-            let mut seen = self.seen();
+            let mut seen = locked(&self.seen);
             let changed = seen.iter().zip(&numbers).map(|(old, new)| old != new).collect();
             *seen = numbers;
             changed
         };
         self.hub.wake_matching(|key| changed[group_of(key)]);
     }
+}
+
+fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether the file has lost its name, so that nobody else can find it any more.
+#[cfg(unix)]
+fn is_deleted(file: &File) -> bool {
+    file.metadata().is_ok_and(|metadata| std::os::unix::fs::MetadataExt::nlink(&metadata) == 0)
+}
+
+#[cfg(not(unix))]
+fn is_deleted(_file: &File) -> bool {
+    false
 }
 
 #[cfg(unix)]
@@ -155,6 +169,7 @@ fn read_numbers(_file: &File) -> Numbers {
 
 #[cfg(target_os = "linux")]
 mod watch {
+    use std::fs::File;
     use std::mem::MaybeUninit;
     use std::os::fd::OwnedFd;
     use std::sync::Arc;
@@ -177,13 +192,13 @@ mod watch {
             Ok(watched)
         };
         let Ok(watched) = watched() else { return false };
-        *waker.seen() = super::read_numbers(file);
+        *super::locked(&waker.seen) = super::read_numbers(&file);
         let name = "syncguard-sqlite-wake".to_owned();
         let waker = Arc::clone(waker);
-        std::thread::Builder::new().name(name).spawn(move || serve(&waker, watched)).is_ok()
+        std::thread::Builder::new().name(name).spawn(move || serve(&waker, watched, &file)).is_ok()
     }
 
-    fn serve(waker: &Waker, watched: OwnedFd) {
+    fn serve(waker: &Waker, watched: OwnedFd, watched_file: &File) {
         let mut buffer = [MaybeUninit::uninit(); 1024];
         let mut events = Reader::new(watched, &mut buffer);
         while !waker.is_closed.load(Ordering::SeqCst) {
@@ -193,13 +208,14 @@ mod watch {
                         waker.look();
                     }
                 }
+                // Deleted, perhaps: whoever waits next watches the new one.
+                Ok(_) if !super::is_deleted(watched_file) => {}
                 Err(rustix::io::Errno::INTR) => {}
-                // The file is gone, and with it what could be heard.
                 _ => break,
             }
         }
+        *super::locked(&waker.is_watching) = false;
         waker.hub.set_working(false);
-        waker.is_watching.store(false, Ordering::SeqCst);
     }
 }
 

@@ -12,7 +12,7 @@ use super::error;
 use super::file::{LockFile, pause};
 use super::rows::Trouble;
 use super::wake::Waker;
-use crate::common::error::{Error, Result};
+use crate::common::error::{Error, ErrorCode as OurCode, Result};
 use crate::common::key::Key;
 
 /// How an operation looks at the file.
@@ -66,7 +66,7 @@ impl Worker {
         let thread = std::thread::Builder::new().name("syncguard-sqlite".to_owned()).spawn(serve);
         thread.map_err(|cause| {
             let message = "no thread could be started for the lock file";
-            Error::new(crate::common::error::ErrorCode::RateLimited, message).with_source(cause)
+            Error::new(OurCode::RateLimited, message).with_source(cause)
         })?;
         Ok(Self { queue, patience })
     }
@@ -82,8 +82,10 @@ impl Worker {
         T: Send + 'static,
         Work: FnMut(&Connection, Access) -> Result<Option<Done<T>>, Trouble> + Send + 'static,
     {
+        /// As good as for ever.
+        const LONGEST: Duration = Duration::from_hours(24 * 365);
         let (reply, answer) = oneshot::channel();
-        let give_up_at = Instant::now() + self.patience;
+        let give_up_at = Instant::now() + self.patience.min(LONGEST);
         let call = Call { kind, work, reply, result: None, freed: None, give_up_at };
         self.queue.push(Box::new(call));
         answer.await.unwrap_or_else(|_closed| Err(error::gone()))
@@ -223,6 +225,8 @@ impl Queue {
             let Some(give_up_at) = batch.iter().map(|job| job.give_up_at()).min() else { return };
             let db = match file.connection(give_up_at) {
                 Ok(db) => db,
+                // Some have more patience than others.
+                Err(error) if error.code() == OurCode::NetworkTimeout => continue,
                 Err(error) => return refuse(batch, &error),
             };
             read(db, &mut batch, |kind| kind == Kind::Read);

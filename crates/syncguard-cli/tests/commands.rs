@@ -1,0 +1,231 @@
+//! The other commands, by the real binary on SQLite and on Redis, and what a person can get wrong.
+
+mod support;
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::process::Stdio;
+
+use serde_json::Value;
+use support::{Store, stderr, stdout, syncguard};
+
+fn json(output: &std::process::Output) -> Value {
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+#[test]
+fn a_script_can_take_keep_and_give_back_a_lock() {
+    for store in Store::all() {
+        let output = store.run(&["acquire", "--key", "k", "--ttl", "1m"]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let lock_id = stdout(&output).trim().to_owned();
+        assert_eq!(lock_id.len(), 22);
+        assert!(!stderr(&output).contains(&lock_id), "the receipt is data, no message");
+        assert_eq!(store.code(&["acquire", "--key", "k", "--no-wait"]), 124);
+        assert_eq!(store.code(&["status", "k"]), 0);
+        assert_eq!(store.code(&["owns", &lock_id]), 0);
+        assert_eq!(store.code(&["extend", &lock_id, "--ttl", "2m"]), 0);
+        // By standard input, where `ps` does not see it.
+        let mut owns = store.command(&["owns", "-"]);
+        let mut owns = owns.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("runs");
+        let mut stdin = owns.stdin.take().expect("piped");
+        writeln!(stdin, "{lock_id}").expect("it reads");
+        drop(stdin);
+        assert_eq!(owns.wait().expect("ends").code(), Some(0));
+        assert_eq!(store.code(&["release", &lock_id]), 0);
+        for again in ["release", "extend", "owns"] {
+            assert_eq!(store.code(&[again, &lock_id]), 1, "{again}");
+        }
+        assert_eq!(store.code(&["status", "k"]), 1);
+    }
+}
+
+#[test]
+fn programs_read_json() {
+    for store in Store::all() {
+        let receipt = json(&store.run(&["acquire", "--key", "k", "--format", "json"]));
+        assert_eq!(receipt["fence"], "000000000000001");
+        assert!(receipt["expiresAtMs"].is_u64());
+        let lock_id = receipt["lockId"].as_str().expect("a text").to_owned();
+        let status = json(&store.run(&["status", "k", "--format", "json"]));
+        assert_eq!(status["locked"], true);
+        assert_eq!(status["lock"]["fence"], "000000000000001");
+        let list = store.run(&["ls", "--format", "json"]);
+        assert!(!stdout(&list).contains(&lock_id), "no lock id where none was asked for");
+        let list = json(&list);
+        assert_eq!(list["locks"].as_array().expect("a list").len(), 1);
+        assert!(list["locks"][0].get("key").is_none(), "sanitized");
+        let list = json(&store.run(&["ls", "--raw", "--format", "json"]));
+        assert_eq!(list["locks"][0]["key"], "k");
+        let extended = json(&store.run(&["extend", &lock_id, "--format", "json"]));
+        assert_eq!(extended["extended"], true);
+        let broken = json(&store.run(&["break", "k", "--yes", "--format", "json"]));
+        assert_eq!(broken["broken"], true);
+        let released = json(&store.run(&["release", &lock_id, "--format", "json"]));
+        assert_eq!(released["released"], false);
+        let explained = json(&store.run(&["explain-key", "k", "--format", "json"]));
+        assert_eq!(explained["records"][0]["what"], "lock");
+        let free = json(&store.run(&["status", "k", "--format", "json"]));
+        assert_eq!(free["locked"], false);
+        assert_eq!(json(&store.run(&["setup", "--format", "json"]))["ready"], true);
+    }
+}
+
+#[test]
+fn ls_shows_what_is_held_and_nothing_else() {
+    for store in Store::all() {
+        assert_eq!(stdout(&store.run(&["ls"])), "");
+        for number in 0..5 {
+            assert_eq!(
+                store.code(&["acquire", "-q", "--key", &format!("key\u{1b}[2J {number}")]),
+                0
+            );
+            // One that is free again leaves its counter behind.
+            assert_eq!(
+                store.code(&["run", "-q", "--key", &format!("free {number}"), "--", "true"]),
+                0
+            );
+        }
+        let shown = stdout(&store.run(&["ls"]));
+        assert_eq!(shown.lines().count(), 5, "{shown}");
+        assert!(!shown.contains("key"), "{shown}");
+        let raw = stdout(&store.run(&["ls", "--raw"]));
+        assert!(raw.lines().all(|line| line.contains("key") && !line.contains('\u{1b}')), "{raw}");
+    }
+}
+
+#[test]
+fn a_break_asks_and_needs_somebody_to_ask() {
+    for store in Store::all() {
+        assert_eq!(store.code(&["break", "k", "--yes"]), 1, "there is nothing to break");
+        assert_eq!(store.code(&["acquire", "-q", "--key", "k"]), 0);
+        let output = store.command(&["break", "k"]).stdin(Stdio::null()).output().expect("runs");
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains("in scripts, say --yes"), "{}", stderr(&output));
+        assert_eq!(store.code(&["status", "k"]), 0, "nothing was changed");
+        assert_eq!(store.code(&["break", "k", "--yes"]), 0);
+        assert_eq!(store.code(&["status", "k"]), 1);
+    }
+}
+
+#[test]
+fn the_doctor_says_what_is_wrong() {
+    for store in Store::all() {
+        let diagnosis = json(&store.run(&["doctor", "--format", "json"]));
+        let checks = diagnosis["checks"].as_array().expect("a list");
+        let subjects: Vec<_> = checks.iter().map(|check| check["subject"].as_str()).collect();
+        let is_ok = |subject: &str| {
+            let check = checks.iter().find(|check| check["subject"] == subject);
+            check.is_some_and(|check| check["ok"] == true)
+        };
+        assert!(is_ok("reachable") && is_ok("rights") && is_ok("clock"), "{subjects:?}");
+        // The Redis of the tests keeps nothing on disk, and is told so.
+        assert_eq!(subjects.contains(&Some("aof")), store.redis.is_some());
+        let expected = i32::from(store.redis.is_some());
+        assert_eq!(store.code(&["doctor"]), expected);
+        assert_eq!(store.code(&["status", "syncguard-doctor"]), 1, "it leaves no lock behind");
+    }
+    let output = syncguard(&["doctor", "--url", "redis://127.0.0.1:1/0"]).output().expect("runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains("look reachable"), "{}", stdout(&output));
+}
+
+#[test]
+fn the_url_comes_from_a_flag_a_file_or_the_environment() {
+    let store = Store::sqlite();
+    std::fs::write(store.path("url"), format!("{}\n", store.url)).expect("written");
+    let file = store.path("url").display().to_string();
+    assert_eq!(store.code(&["acquire", "-q", "--key", "k"]), 0);
+    let code = |arguments: &[&str]| syncguard(arguments).output().expect("runs").status.code();
+    assert_eq!(code(&["status", "k", "--url-file", &file]), Some(0));
+    assert_eq!(code(&["status", "k", "--url", &store.url]), Some(0));
+    assert_eq!(code(&["status", "k", "--url", "memory:"]), Some(1));
+    // What was typed wins over the environment.
+    assert_eq!(store.code(&["status", "k", "--url", "memory:"]), 1);
+    assert_eq!(code(&["status", "k", "--url-file", "/no/such/file"]), Some(125));
+}
+
+#[test]
+fn shells_and_man_get_what_they_need() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = syncguard(&["completions", shell]).output().expect("runs");
+        assert!(stdout(&output).contains("explain-key"), "{shell}");
+    }
+    let page = stdout(&syncguard(&["man"]).output().expect("runs"));
+    assert!(page.contains(".TH syncguard 1"), "{page}");
+}
+
+/// Compares with a file; `SYNCGUARD_UPDATE_SNAPSHOTS=1` writes it instead.
+fn matches_snapshot(name: &str, text: &str) {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(name);
+    if std::env::var_os("SYNCGUARD_UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(&path, text).expect("written");
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(text, expected, "{name}; SYNCGUARD_UPDATE_SNAPSHOTS=1 writes it anew");
+}
+
+#[test]
+fn help_texts() {
+    for command in [
+        "",
+        "run",
+        "acquire",
+        "release",
+        "extend",
+        "status",
+        "owns",
+        "ls",
+        "break",
+        "explain-key",
+        "setup",
+        "doctor",
+        "completions",
+        "man",
+    ] {
+        let arguments: Vec<&str> =
+            [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
+        let output = syncguard(&arguments).env("COLUMNS", "100").output().expect("runs");
+        assert!(output.status.success());
+        let name = if command.is_empty() { "syncguard" } else { command };
+        matches_snapshot(&format!("help-{name}.txt"), &stdout(&output));
+    }
+    let version = stdout(&syncguard(&["--version"]).output().expect("runs"));
+    assert_eq!(version, format!("syncguard {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn what_makes_no_sense_is_one_clear_sentence() {
+    let long = "k".repeat(600);
+    let password = "redis://user:canary@127.0.0.1:1/0";
+    let mut shown = String::new();
+    for (arguments, code) in [
+        (vec!["run", "--key", "k"], 2),
+        (vec!["run", "--", "true"], 2),
+        (vec!["run", "--key", "", "--", "true"], 2),
+        (vec!["run", "--key", &long, "--", "true"], 2),
+        (vec!["run", "--key", "k", "--ttl", "soon", "--", "true"], 2),
+        (vec!["run", "--key", "k", "--ttl", "0s", "--", "true"], 2),
+        (vec!["run", "--key", "k", "--wait", "never", "--", "true"], 2),
+        (vec!["run", "--key", "k", "--wait", "1s", "--no-wait", "--", "true"], 2),
+        (vec!["run", "--key", "k", "--max-hold", "-1s", "--", "true"], 2),
+        (vec!["release", "no-lock-id"], 2),
+        (vec!["status", "k", "--url", "ftp://host"], 2),
+        (vec!["status", "k", "--url", "redis://h/0?colour=red"], 2),
+        (vec!["status", "k", "--url", password], 125),
+        (vec!["status", "k", "--url", "sqlite:/no/such/folder/locks.db"], 125),
+        (vec!["status", "k", "--quiet", "--verbose"], 2),
+        (vec!["nonsense"], 2),
+        (vec![], 2),
+    ] {
+        let output = syncguard(&arguments).env("COLUMNS", "100").output().expect("runs");
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));
+        assert_eq!(stdout(&output), "", "{arguments:?}");
+        assert!(!stderr(&output).contains("canary"), "{}", stderr(&output));
+        if !arguments.is_empty() {
+            let typed = arguments.join(" ").replace(&long, "kkk…");
+            writeln!(shown, "$ syncguard {typed}\n{}", stderr(&output)).expect("a text");
+        }
+    }
+    matches_snapshot("errors.txt", &shown);
+}

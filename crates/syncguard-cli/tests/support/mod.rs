@@ -1,0 +1,123 @@
+//! The real binary, on stores of its own.
+
+#![allow(dead_code, reason = "every test file uses a part of it")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use test_support::{RedisOptions, RedisServer, TempDir};
+
+/// Where the locks of a test are.
+pub(crate) struct Store {
+    pub(crate) url: String,
+    pub(crate) folder: TempDir,
+    pub(crate) redis: Option<RedisServer>,
+}
+
+impl Store {
+    pub(crate) fn sqlite() -> Self {
+        let folder = TempDir::new();
+        let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+        Self { url, folder, redis: None }
+    }
+
+    /// SQLite, and Redis where it is installed.
+    pub(crate) fn all() -> Vec<Self> {
+        let mut all = vec![Self::sqlite()];
+        if let Some(redis) = RedisServer::start(&RedisOptions::default()) {
+            let (url, folder) = (redis.url(), TempDir::new());
+            all.push(Self { url, folder, redis: Some(redis) });
+        }
+        all
+    }
+
+    /// `syncguard` on this store.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = syncguard(arguments);
+        command.env("SYNCGUARD_URL", &self.url);
+        command
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("the binary runs")
+    }
+
+    /// The code that it ends with.
+    pub(crate) fn code(&self, arguments: &[&str]) -> i32 {
+        self.run(arguments).status.code().expect("not ended by a signal")
+    }
+
+    /// Runs `syncguard run` with a shell script in the background.
+    pub(crate) fn background(&self, options: &[&str], script: &str) -> Child {
+        let arguments = [&["run", "-q"], options, &["--", "sh", "-c", script]].concat();
+        self.command(&arguments)
+            .env("FOLDER", self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary runs")
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// What a script has written, once it is there.
+    pub(crate) fn wait_for(&self, name: &str) -> String {
+        let path = self.path(name);
+        eventually(&format!("{name} is written"), || has_text(&path));
+        std::fs::read_to_string(path).expect("just seen").trim().to_owned()
+    }
+}
+
+fn has_text(path: &Path) -> bool {
+    std::fs::read_to_string(path).is_ok_and(|text| text.ends_with('\n'))
+}
+
+/// `syncguard` without any environment of its own.
+pub(crate) fn syncguard(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_syncguard"));
+    command.args(arguments).env_remove("SYNCGUARD_URL").env("NO_COLOR", "1");
+    command
+}
+
+/// Waits until something holds.
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits for the end of a child, which must come.
+pub(crate) fn end_of(child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    eventually("it ends", || {
+        status = child.try_wait().expect("it was started");
+        status.is_some()
+    });
+    status.expect("it has ended")
+}
+
+pub(crate) fn send(signal: &str, process: u32) {
+    let sent = Command::new("kill").arg(format!("-{signal}")).arg(process.to_string()).status();
+    assert!(sent.expect("kill runs").success());
+}
+
+/// Whether a process is there and is no zombie.
+pub(crate) fn is_alive(process: &str) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"));
+    status.is_ok_and(|status| !status.contains("State:\tZ"))
+}
+
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}

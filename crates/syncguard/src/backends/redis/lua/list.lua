@@ -2,7 +2,11 @@
 -- counters, index entries, and whatever else has a name that begins like ours.
 -- ARGV[1] cursor of SCAN   ARGV[2] pattern of names   ARGV[3] tolerance in ms
 -- returns {next cursor, record, record, …}
-local scanned = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', 200, 'TYPE', 'string')
+local scanned = redis.pcall('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', 200, 'TYPE', 'string')
+if scanned.err then
+  -- Nothing else can go wrong with it.
+  return redis.error_reply('NOPERM listing needs the right to scan')
+end
 local found = {scanned[1]}
 local now = now_ms()
 for _, name in ipairs(scanned[2]) do

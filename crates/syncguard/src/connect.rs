@@ -1,6 +1,8 @@
 //! One URL for every backend.
 
 use crate::backends::memory::{MemoryBackend, MemoryConfig};
+#[cfg(feature = "postgres")]
+use crate::backends::postgres::{PostgresBackend, PostgresConfig};
 #[cfg(feature = "redis")]
 use crate::backends::redis::{RedisBackend, RedisConfig};
 #[cfg(feature = "sqlite")]
@@ -16,6 +18,7 @@ use crate::contract::erased::AnyBackend;
 /// | `memory:` | | locks of this process; every call makes a store of its own |
 /// | `sqlite:/path/locks.db` | `sqlite` | a file of this machine |
 /// | `redis://`, `rediss://`, `redis+unix://`, `redis+sentinel://`, `redis+cluster://` | `redis` | see `RedisConfig::from_url` |
+/// | `postgres://user@host/database` | `postgres` | see `PostgresConfig::from_url` |
 ///
 /// Options are in the query; an unknown one is an error. Messages do not repeat the URL, which may
 /// hold a password.
@@ -37,6 +40,8 @@ use crate::contract::erased::AnyBackend;
 pub async fn connect(url: &str) -> Result<AnyBackend> {
     Ok(match Target::parse(url)? {
         Target::Memory(config) => AnyBackend::new(MemoryBackend::with_config(config)),
+        #[cfg(feature = "postgres")]
+        Target::Postgres(config) => AnyBackend::new(PostgresBackend::connect(*config).await?),
         #[cfg(feature = "redis")]
         Target::Redis(config) => AnyBackend::new(RedisBackend::connect(*config).await?),
         #[cfg(feature = "sqlite")]
@@ -63,6 +68,8 @@ pub fn explain_key(url: &str, key: &Key) -> Result<Vec<(&'static str, String)>> 
         Target::Memory(_) => {
             Ok(vec![("lock", format!("in this process, key = {:?}", key.as_str()))])
         }
+        #[cfg(feature = "postgres")]
+        Target::Postgres(config) => config.explain(key),
         #[cfg(feature = "redis")]
         Target::Redis(config) => config.explain(key),
         #[cfg(feature = "sqlite")]
@@ -73,6 +80,8 @@ pub fn explain_key(url: &str, key: &Key) -> Result<Vec<(&'static str, String)>> 
 /// What a URL names.
 enum Target {
     Memory(MemoryConfig),
+    #[cfg(feature = "postgres")]
+    Postgres(Box<PostgresConfig>),
     #[cfg(feature = "redis")]
     Redis(Box<RedisConfig>),
     #[cfg(feature = "sqlite")]
@@ -85,25 +94,31 @@ impl Target {
         let family = scheme.split('+').next().unwrap_or_default();
         match family {
             "memory" => Ok(Self::Memory(MemoryConfig::from_url(url)?)),
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => {
+                Ok(Self::Postgres(Box::new(PostgresConfig::from_url(url)?)))
+            }
             #[cfg(feature = "redis")]
             "redis" | "rediss" | "valkey" | "valkeys" | "unix" => {
                 Ok(Self::Redis(Box::new(RedisConfig::from_url(url)?)))
             }
             #[cfg(feature = "sqlite")]
             "sqlite" => Ok(Self::Sqlite(SqliteConfig::from_url(url)?)),
+            #[cfg(not(feature = "postgres"))]
+            "postgres" | "postgresql" => Err(missing("postgres")),
             #[cfg(not(feature = "redis"))]
             "redis" | "rediss" | "valkey" | "valkeys" | "unix" => Err(missing("redis")),
             #[cfg(not(feature = "sqlite"))]
             "sqlite" => Err(missing("sqlite")),
             _ => Err(Error::invalid(
                 "the URL names no backend; it begins with memory:, sqlite:, redis://, rediss://, \
-                 redis+unix://, redis+sentinel:// or redis+cluster://",
+                 redis+unix://, redis+sentinel://, redis+cluster:// or postgres://",
             )),
         }
     }
 }
 
-#[cfg(not(all(feature = "redis", feature = "sqlite")))]
+#[cfg(not(all(feature = "postgres", feature = "redis", feature = "sqlite")))]
 fn missing(feature: &str) -> Error {
     Error::invalid(format!("this program was built without the feature \"{feature}\""))
 }

@@ -13,6 +13,8 @@ mod layers;
 mod lock;
 
 pub use backends::memory::{self, MemoryBackend};
+#[cfg(feature = "postgres")]
+pub use backends::postgres::{self, PostgresBackend};
 #[cfg(feature = "redis")]
 pub use backends::redis::{self, RedisBackend};
 #[cfg(feature = "sqlite")]

@@ -255,15 +255,18 @@ async fn the_failover_of_a_node_is_followed() {
 async fn a_lock_that_too_few_replicas_confirmed_is_undone() {
     let Some(primary) = RedisServer::start(&RedisOptions::default()) else { return };
     let replica = primary.start_replica();
-    let wait = Duration::from_millis(300);
-    let careful = config(&primary.url()).wait_for_replicas(1, wait);
-    let careful = RedisBackend::connect(careful).await.expect("connects");
+    let waits = async |wait: Duration| {
+        let config = config(&primary.url()).wait_for_replicas(1, wait);
+        RedisBackend::connect(config).await.expect("connects")
+    };
+    let (careful, impatient) =
+        (waits(Duration::from_secs(20)).await, waits(Duration::from_millis(300)).await);
     for fence in 1..=20 {
         assert_eq!(cycle(&careful, "k").await.expect("confirmed"), fence);
     }
     replica.pause();
     let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
-    let error = careful.acquire(&request).await.expect_err("nobody confirms");
+    let error = impatient.acquire(&request).await.expect_err("nobody confirms");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
     assert!(!error.may_have_taken_effect(), "it was undone");
     assert!(!careful.is_locked(&key("k")).await.expect("works"));
@@ -272,7 +275,7 @@ async fn a_lock_that_too_few_replicas_confirmed_is_undone() {
     let held = AcquireRequest::new(key("held"), Ttl::DEFAULT).expect("randomness");
     assert!(matches!(careless.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
     let request = AcquireRequest::new(key("held"), Ttl::DEFAULT).expect("randomness");
-    let outcome = careful.acquire(&request).await.expect("works");
+    let outcome = impatient.acquire(&request).await.expect("works");
     assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
     replica.resume();
     eventually("confirmed again", async || cycle(&careful, "k").await.is_ok()).await;

@@ -2,11 +2,13 @@
 //! and a TCP proxy that misbehaves on demand.
 
 mod certificates;
+mod postgres;
 mod process;
 mod proxy;
 mod redis;
 
 pub use certificates::Certificates;
+pub use postgres::{PgBouncer, PostgresOptions, PostgresServer};
 pub use process::{TempDir, find_program};
 pub use proxy::{Fault, Proxy};
 pub use redis::{RedisCluster, RedisOptions, RedisSentinel, RedisServer};

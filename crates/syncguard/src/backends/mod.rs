@@ -1,6 +1,8 @@
 //! The stores. A backend knows the contract and the words; it never knows the engine.
 
 pub mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(feature = "sqlite")]

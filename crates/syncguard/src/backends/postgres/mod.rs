@@ -1,0 +1,411 @@
+//! Locks in a PostgreSQL database, shared with everybody who reaches it.
+//!
+//! * One round trip and one transaction per operation; the server's clock decides. A contended
+//!   acquire only reads.
+//! * A bounded set of connections, none of which is held while a lock is held or waited for.
+//! * Tables are those of the TypeScript implementation: the two exclude each other, and release,
+//!   extend and look up each other's locks.
+//! * PostgreSQL 12 or newer, with TLS, on a socket, or behind a pooler in transaction mode.
+//!
+//! See `docs/specs/postgres.md` for what can make fences go backwards here.
+
+mod advice;
+mod config;
+mod error;
+mod fenced;
+mod names;
+mod pool;
+mod schema;
+mod statements;
+mod tls;
+mod transaction;
+mod wake;
+
+use std::fmt;
+use std::sync::Arc;
+
+use tokio_postgres::Row;
+
+use crate::common::cleanup::CleanupGate;
+use crate::common::error::Result;
+use crate::common::fence::{Fence, Fenced};
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp, is_live};
+use crate::contract::LockBackend;
+use crate::contract::advice::Advice;
+use crate::contract::capabilities::{Capabilities, TimeAuthority};
+use crate::contract::inspect::{Cursor, Inspection, Inspector, Page};
+use crate::contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
+use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
+use crate::contract::stored_lock::StoredLock;
+use crate::contract::wake::WakeUps;
+pub use config::PostgresConfig;
+pub use fenced::FencedTable;
+use pool::{Connector, Pool, Urgency};
+use statements::{Sql, Statements};
+pub use tokio_postgres;
+use transaction::Step;
+use wake::Waker;
+
+const NAME: &str = "postgres";
+
+/// Locks in a PostgreSQL database. Clones share the connections.
+///
+/// ```no_run
+/// use syncguard::postgres::PostgresConfig;
+/// use syncguard::{Locker, PostgresBackend};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
+/// let config = PostgresConfig::from_url("postgres://app@localhost/shop")?;
+/// let backend = PostgresBackend::connect(config).await?;
+/// backend.setup_schema().await?;
+/// let locker = Locker::new(backend)?;
+/// let guard = locker.lock("invoice:42").await?;
+/// # drop(guard); locker.shutdown().await
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct PostgresBackend {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    pool: Pool,
+    statements: Statements,
+    schema: String,
+    waker: Waker,
+    cleanup: CleanupGate,
+    tables: [String; 2],
+}
+
+impl PostgresBackend {
+    /// Connects to a server, and refuses one that is too old. The tables need not be there yet.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped half-way, nothing is left behind.
+    pub async fn connect(config: PostgresConfig) -> Result<Self> {
+        let (locks, fences) = config.names()?;
+        let statements = Statements::new(&locks, &fences);
+        let connector = Arc::new(Connector::new(config.clone())?);
+        let pool = Pool::new(Arc::clone(&connector), statements.clone(), &config);
+        let waker = Waker::start(connector, locks.channel(), config.response_timeout);
+        let shared = Shared {
+            pool,
+            statements,
+            schema: schema::sql(&locks, &fences),
+            waker,
+            cleanup: CleanupGate::new(config.cleanup_in_is_locked),
+            tables: [locks.quoted(), fences.quoted()],
+        };
+        let backend = Self { shared: Arc::new(shared) };
+        let advice = backend.ask_for_advice().await.map_err(|error| named(error, "connect"))?;
+        for advice in advice.iter().filter(|advice| advice.subject() != "tables") {
+            tracing::warn!(subject = advice.subject(), "{advice}");
+        }
+        Ok(backend)
+    }
+
+    /// Creates tables and indexes that are missing. Safe when many do it at once.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped half-way, it may or may not have happened.
+    pub async fn setup_schema(&self) -> Result<()> {
+        schema::create(&self.shared.pool, &self.shared.schema)
+            .await
+            .map_err(|error| named(error, "setup"))
+    }
+
+    /// What about this server can make locks vanish or fences go backwards. It is asked now; at
+    /// [`connect`](Self::connect) the same was written to the log.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn advice(&self) -> Result<Vec<Advice>> {
+        self.ask_for_advice().await.map_err(|error| named(error, "advice"))
+    }
+
+    async fn ask_for_advice(&self) -> Result<Vec<Advice>> {
+        let [locks, fences] = &self.shared.tables;
+        advice::ask(&self.shared.pool, locks, fences).await
+    }
+
+    async fn run(
+        &self,
+        urgency: Urgency,
+        steps: [Option<Step<'_>>; 2],
+        afterwards: Option<Step<'_>>,
+    ) -> Result<[Vec<Row>; 2]> {
+        transaction::run(&self.shared.pool, urgency, steps, afterwards).await
+    }
+
+    /// The lock that a statement finds, dead or alive, and the server's time.
+    async fn find(&self, sql: &Sql, parameter: &str) -> Result<Option<(StoredLock, Timestamp)>> {
+        let steps = [Some((sql, &[&parameter as pool::Parameter<'_>] as &[_])), None];
+        let [rows, _] = self.run(Urgency::Ordinary, steps, None).await?;
+        rows.first().map(stored).transpose()
+    }
+
+    /// Deletes a record that was found dead, on the side.
+    fn clean_up(&self, lock_id: LockId) {
+        let backend = self.clone();
+        tokio::spawn(async move {
+            let (id, guard) = (lock_id.expose(), integer(CLEANUP_GUARD_MS));
+            let step: Step<'_> = (&backend.shared.statements.clean_up, &[&id, &guard]);
+            // Best effort: what is left is left to the next acquire.
+            drop(backend.run(Urgency::Ordinary, [Some(step), None], None).await);
+        });
+    }
+}
+
+fn named(error: crate::common::error::Error, operation: &'static str) -> crate::common::error::Error {
+    error.with_operation(NAME, operation)
+}
+
+/// The server's integers have a sign; no time and no fence of ours needs it.
+fn integer(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn millis(number: i64) -> Result<Timestamp> {
+    u64::try_from(number).map(Timestamp::from_millis).map_err(|_cause| error::foreign())
+}
+
+/// A column, whatever the server put into it.
+fn column<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, place: usize) -> Result<T> {
+    row.try_get(place).map_err(|_cause| error::nonsense())
+}
+
+fn fence(text: &str) -> Result<Fence> {
+    text.parse().map_err(|_cause| error::foreign())
+}
+
+/// A lock as it is stored, and the server's time; what makes no sense is an error, never a panic.
+fn stored(row: &Row) -> Result<(StoredLock, Timestamp)> {
+    let foreign = |_cause| error::foreign();
+    let lock = StoredLock::new(
+        Key::new(column::<&str>(row, 0)?).map_err(foreign)?,
+        LockId::parse(column(row, 1)?).map_err(foreign)?,
+        fence(column(row, 2)?)?,
+        millis(column(row, 3)?)?,
+        millis(column(row, 4)?)?,
+    );
+    Ok((lock, millis(column(row, 5)?)?))
+}
+
+impl fmt::Debug for PostgresBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresBackend")
+            .field("tables", &self.shared.tables)
+            .finish_non_exhaustive()
+    }
+}
+
+impl LockBackend for PostgresBackend {
+    type Fencing = Fenced;
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new::<Fenced>(NAME, TimeAuthority::Server)
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+        let acquired = self.try_acquire(request).await;
+        acquired.map_err(|error| named(error.with_key(request.key()), "acquire"))
+    }
+
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        let released = self.try_release(request).await;
+        released.map_err(|error| named(error.with_lock_id(request.lock_id()), "release"))
+    }
+
+    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+        let extended = self.try_extend(request).await;
+        extended.map_err(|error| named(error.with_lock_id(request.lock_id()), "extend"))
+    }
+
+    async fn is_locked(&self, key: &Key) -> Result<bool> {
+        let found = self.find(&self.shared.statements.by_key, key.as_str()).await;
+        let found = found.map_err(|error| named(error.with_key(key), "is_locked"))?;
+        let Some((lock, now)) = found else { return Ok(false) };
+        if self.shared.cleanup.admits(lock.expires_at, now) {
+            self.clean_up(lock.lock_id);
+        }
+        Ok(is_live(lock.expires_at, now))
+    }
+
+    async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
+        let found = self.find(&self.shared.statements.by_key, key.as_str()).await;
+        found.map(live).map_err(|error| named(error.with_key(key), "lookup"))
+    }
+
+    async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
+        let found = self.find(&self.shared.statements.by_id, lock_id.expose()).await;
+        found.map(live).map_err(|error| named(error.with_lock_id(*lock_id), "lookup"))
+    }
+
+    async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
+        if self.shared.pool.is_pooled() {
+            return None;
+        }
+        self.shared.waker.subscribe(key).await
+    }
+
+    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+        Some(Arc::new(self.clone()))
+    }
+}
+
+fn live(found: Option<(StoredLock, Timestamp)>) -> Option<StoredLock> {
+    found.filter(|(lock, now)| is_live(lock.expires_at, *now)).map(|(lock, _)| lock)
+}
+
+impl PostgresBackend {
+    async fn try_acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+        let (key, lock_id) = (request.key().as_str(), request.lock_id());
+        let (tolerance, ttl) = (integer(TIME_TOLERANCE_MS), integer(request.ttl().as_millis()));
+        let (id, largest) = (lock_id.expose(), integer(Fence::MAX.get()));
+        let statements = &self.shared.statements;
+        let turn: Step<'_> = (&statements.turn, &[&key, &tolerance]);
+        let take: Step<'_> = (&statements.take, &[&key, &tolerance, &id, &ttl, &largest]);
+        let [seen, taken] = self.run(Urgency::Ordinary, [Some(turn), Some(take)], None).await?;
+        let (Some(seen), Some(taken)) = (seen.first(), taken.first()) else {
+            return Err(error::nonsense());
+        };
+        if !column::<Option<bool>>(taken, 0)?.unwrap_or(false) {
+            // The lock was live when it was read, so nothing else was tried.
+            let now = millis(column(seen, 0)?)?;
+            return contended_or_ours(seen, now, lock_id);
+        }
+        if let (Some(granted), Some(expires_at)) =
+            (column::<Option<&str>>(taken, 4)?, column::<Option<i64>>(taken, 5)?)
+        {
+            let granted = fence(granted)?;
+            granted.warn_near_the_end(request.key());
+            return Ok(Acquire::Acquired(Lease::new(granted, millis(expires_at)?)));
+        }
+        let now = millis(column(taken, 1)?)?;
+        match (column::<Option<&str>>(taken, 2)?, column::<Option<i64>>(taken, 3)?) {
+            // Somebody was faster, or this request was granted before and its lease is over.
+            (Some(held_by), Some(expires_at)) => {
+                let expires_at = millis(expires_at)?;
+                match (held_by == id, is_live(expires_at, now)) {
+                    (true, false) => Ok(Acquire::Spent),
+                    (false, true) => {
+                        Ok(Acquire::Contended { free_in: Some(expires_at.dead_in(now)) })
+                    }
+                    // Live and ours: only a replay that raced its first sending.
+                    (true, true) => Ok(Acquire::Contended { free_in: None }),
+                    (false, false) => exhausted(),
+                }
+            }
+            _ => exhausted(),
+        }
+    }
+
+    async fn try_release(&self, request: &ReleaseRequest) -> Result<Release> {
+        let (id, tolerance) = (request.lock_id(), integer(TIME_TOLERANCE_MS));
+        let id = id.expose();
+        let release: Step<'_> = (&self.shared.statements.release, &[&id, &tolerance]);
+        let news = request.hint().key.as_ref().map(|key| self.shared.waker.news(key));
+        let parameters = news.as_ref().map(wake::News::parameters);
+        let notify = parameters.as_ref().map(|parameters| {
+            (&self.shared.statements.notify, parameters as &[pool::Parameter<'_>])
+        });
+        let steps = [Some(release), None];
+        let [rows, _] = self.run(Urgency::Urgent, steps, notify).await?;
+        let row = rows.first().ok_or_else(error::nonsense)?;
+        if let Some(key) = column::<Option<&str>>(row, 0)? {
+            if news.is_none()
+                && let Ok(key) = Key::new(key)
+            {
+                self.tell(&key);
+            }
+            return Ok(Release::Released);
+        }
+        absence(row).map(Release::NotHeld)
+    }
+
+    /// Tells of a release whose key was not known before, on the side.
+    fn tell(&self, key: &Key) {
+        let (backend, news) = (self.clone(), self.shared.waker.news(key));
+        tokio::spawn(async move {
+            let parameters = news.parameters();
+            let step: Step<'_> = (&backend.shared.statements.notify, &parameters);
+            // A wake-up that is lost costs time, nothing else.
+            drop(backend.run(Urgency::Urgent, [Some(step), None], None).await);
+        });
+    }
+
+    async fn try_extend(&self, request: &ExtendRequest) -> Result<Extend> {
+        let (lock_id, tolerance) = (request.lock_id(), integer(TIME_TOLERANCE_MS));
+        let (id, ttl) = (lock_id.expose(), integer(request.ttl().as_millis()));
+        let turn: Step<'_> = (&self.shared.statements.turn_by_id, &[&id]);
+        let extend: Step<'_> = (&self.shared.statements.extend, &[&id, &tolerance, &ttl]);
+        let [_, rows] = self.run(Urgency::Urgent, [Some(turn), Some(extend)], None).await?;
+        let row = rows.first().ok_or_else(error::nonsense)?;
+        if let Some(expires_at) = column::<Option<i64>>(row, 0)? {
+            return Ok(Extend::Extended(Extension::new(millis(expires_at)?)));
+        }
+        absence(row).map(Extend::NotHeld)
+    }
+}
+
+/// Why nothing was changed: no row, a dead one, or one that is no lock of ours.
+fn absence(row: &Row) -> Result<Absence> {
+    match column::<Option<&str>>(row, 1)? {
+        None => Ok(Absence::NotFound),
+        Some(stored) => fence(stored).map(|_| Absence::Expired),
+    }
+}
+
+/// What a plain read of a live lock says to an acquire.
+fn contended_or_ours(seen: &Row, now: Timestamp, lock_id: LockId) -> Result<Acquire> {
+    let (Some(held_by), Some(stored), Some(expires_at)) = (
+        column::<Option<&str>>(seen, 1)?,
+        column::<Option<&str>>(seen, 2)?,
+        column::<Option<i64>>(seen, 3)?,
+    ) else {
+        return Err(error::nonsense());
+    };
+    LockId::parse(held_by).map_err(|_cause| error::foreign())?;
+    let (stored, expires_at) = (fence(stored)?, millis(expires_at)?);
+    if held_by == lock_id.expose() {
+        return Ok(Acquire::Acquired(Lease::new(stored, expires_at)));
+    }
+    Ok(Acquire::Contended { free_in: Some(expires_at.dead_in(now)) })
+}
+
+/// The counter gave no fence: it is at its end, or it is no counter of ours.
+fn exhausted() -> Result<Acquire> {
+    Fence::after(Fence::MAX.get()).map(|_| Acquire::Spent)
+}
+
+impl Inspector for PostgresBackend {
+    fn list<'a>(&'a self, after: Option<&'a Cursor>) -> Inspection<'a, Page> {
+        const PAGE: usize = 200;
+        let after = after.map_or("", Cursor::place);
+        Box::pin(async move {
+            let step: Step<'_> = (&self.shared.statements.list, &[&after]);
+            let rows = self.run(Urgency::Ordinary, [Some(step), None], None).await;
+            let [rows, _] = rows.map_err(|error| named(error, "list"))?;
+            let next = match rows.last() {
+                Some(row) if rows.len() == PAGE => Some(Cursor::new(column::<&str>(row, 0)?)),
+                _ => None,
+            };
+            // A row that makes no sense is no lock; the operations on its key say so.
+            let locks = rows.iter().filter_map(|row| live(stored(row).ok()));
+            Ok(Page::new(locks.collect(), next))
+        })
+    }
+
+    fn advice(&self) -> Inspection<'_, Vec<Advice>> {
+        Box::pin(Self::advice(self))
+    }
+
+    fn setup(&self) -> Inspection<'_, ()> {
+        Box::pin(self.setup_schema())
+    }
+}

@@ -1,0 +1,236 @@
+//! Connections, each of one operation at a time: a transaction that is sent at once must not meet
+//! another's.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Row, Statement};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::config::PostgresConfig;
+use super::error;
+use super::statements::{Sql, Statements};
+use super::tls;
+use crate::common::error::{Error, Result};
+
+/// What drives a connection: it must be polled.
+pub(super) type Driver = tokio_postgres::Connection<
+    tokio_postgres::Socket,
+    <MakeRustlsConnect as MakeTlsConnect<tokio_postgres::Socket>>::Stream,
+>;
+
+/// Opens connections.
+pub(super) struct Connector {
+    config: PostgresConfig,
+    tls: MakeRustlsConnect,
+}
+
+impl Connector {
+    pub(super) fn new(config: PostgresConfig) -> Result<Self> {
+        let tls = tls::connector(config.ssl_mode, &config.files)?;
+        let mut config = config;
+        config.driver.ssl_mode(config.ssl_mode.of_driver());
+        if config.driver.get_application_name().is_none() {
+            config.driver.application_name("syncguard");
+        }
+        Ok(Self { config, tls })
+    }
+
+    /// A connection and what drives it, which must be polled.
+    pub(super) async fn open(&self) -> Result<(Client, Driver)> {
+        let connecting = self.config.driver.connect(self.tls.clone());
+        let connected = match tokio::time::timeout(self.config.connect_timeout, connecting).await {
+            Ok(Ok(connected)) => connected,
+            Ok(Err(cause)) => return Err(error::map(&cause).without_effect()),
+            Err(_elapsed) => return Err(error::timeout().without_effect()),
+        };
+        refuse_an_old_server(connected.1.parameter("server_version"))?;
+        Ok(connected)
+    }
+}
+
+/// The statements need `MATERIALIZED`, which is new in 12.
+fn refuse_an_old_server(version: Option<&str>) -> Result<()> {
+    const OLDEST: u32 = 12;
+    let major = version.and_then(|version| {
+        version.split(|letter: char| !letter.is_ascii_digit()).next()?.parse::<u32>().ok()
+    });
+    match major {
+        Some(major) if major < OLDEST => Err(Error::invalid(format!(
+            "this postgres is too old; {OLDEST} is the oldest that works"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// A bounded set of connections.
+pub(super) struct Pool {
+    connector: Arc<Connector>,
+    statements: Statements,
+    idle: Mutex<Vec<Link>>,
+    /// For everything.
+    places: Semaphore,
+    /// For releases and extends alone, when all other places are taken.
+    reserved: Semaphore,
+    /// Nothing can be prepared, because a pooler gives us another connection every time.
+    is_pooled: AtomicBool,
+    response_timeout: Duration,
+}
+
+/// Who asks for a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Urgency {
+    /// Releases and extends: somebody waits for them or depends on them.
+    Urgent,
+    Ordinary,
+}
+
+/// A connection and its prepared statements, in the order of [`Statements::all`].
+struct Link {
+    client: Client,
+    prepared: Vec<Statement>,
+}
+
+/// A connection of one operation. It goes back only when all answers have come.
+pub(super) struct Lease<'a> {
+    pool: &'a Pool,
+    link: Option<Link>,
+    _place: SemaphorePermit<'a>,
+}
+
+impl Pool {
+    pub(super) fn new(
+        connector: Arc<Connector>,
+        statements: Statements,
+        config: &PostgresConfig,
+    ) -> Self {
+        Self {
+            connector,
+            statements,
+            idle: Mutex::default(),
+            places: Semaphore::new(config.pool_size),
+            reserved: Semaphore::new(1),
+            is_pooled: AtomicBool::new(config.is_pooled),
+            response_timeout: config.response_timeout,
+        }
+    }
+
+    pub(super) fn response_timeout(&self) -> Duration {
+        self.response_timeout
+    }
+
+    pub(super) fn is_pooled(&self) -> bool {
+        self.is_pooled.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a pooler stands between us and the server.
+    pub(super) fn note_pooler(&self) {
+        if !self.is_pooled.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "a pooler stands between this client and postgres; say pooler=true, so that nothing \
+                 is prepared from the beginning"
+            );
+        }
+        self.idle().clear();
+    }
+
+    /// Waits for a connection, not longer than for an answer.
+    pub(super) async fn get(&self, urgency: Urgency) -> Result<Lease<'_>> {
+        let ordinary = self.places.acquire();
+        let place = async {
+            match urgency {
+                Urgency::Ordinary => ordinary.await,
+                Urgency::Urgent => tokio::select! {
+                    biased;
+                    place = ordinary => place,
+                    place = self.reserved.acquire() => place,
+                },
+            }
+        };
+        let place = tokio::time::timeout(self.response_timeout, place).await;
+        let Ok(Ok(place)) = place else { return Err(error::no_connection()) };
+        let idle = loop {
+            let idle = self.idle().pop();
+            match idle {
+                Some(link) if link.client.is_closed() => {}
+                other => break other,
+            }
+        };
+        let link = match idle {
+            Some(link) => link,
+            None => self.open().await?,
+        };
+        Ok(Lease { pool: self, link: Some(link), _place: place })
+    }
+
+    async fn open(&self) -> Result<Link> {
+        let (client, connection) = self.connector.open().await?;
+        // It ends with its client.
+        tokio::spawn(connection);
+        let prepared = if self.is_pooled() {
+            Vec::new()
+        } else {
+            let all = self.statements.all().into_iter();
+            let preparing = try_join_all(all.map(|sql| client.prepare_typed(&sql.text, sql.types)));
+            match tokio::time::timeout(self.response_timeout, preparing).await {
+                Ok(Ok(prepared)) => prepared,
+                // The tables or a right may be missing; whoever needs them is told.
+                Ok(Err(cause)) if cause.code().is_some() => Vec::new(),
+                Ok(Err(cause)) => return Err(error::map(&cause).without_effect()),
+                Err(_elapsed) => return Err(error::timeout().without_effect()),
+            }
+        };
+        Ok(Link { client, prepared })
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Link>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A parameter of a statement.
+pub(super) type Parameter<'a> = &'a (dyn ToSql + Sync);
+
+impl Lease<'_> {
+    fn link(&self) -> &Link {
+        self.link.as_ref().expect("BUG: a lease has a connection until it ends")
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.link().client
+    }
+
+    /// Sends a statement, prepared where that is possible; answers with its rows.
+    pub(super) async fn query(
+        &self,
+        sql: &Sql,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let link = self.link();
+        let place = self.pool.statements.all().iter().position(|known| known.text == sql.text);
+        match place.and_then(|place| link.prepared.get(place)) {
+            Some(prepared) => link.client.query(prepared, parameters).await,
+            None => {
+                let types = sql.types.iter().cloned();
+                let typed: Vec<(Parameter<'_>, Type)> =
+                    parameters.iter().copied().zip(types).collect();
+                link.client.query_typed(&sql.text, &typed).await
+            }
+        }
+    }
+
+    /// All answers have come; the next may use the connection, unless it could not prepare anything.
+    pub(super) fn give_back(mut self) {
+        if let Some(link) = self.link.take() {
+            let is_ready = self.pool.is_pooled() || !link.prepared.is_empty();
+            if is_ready && !link.client.is_closed() {
+                self.pool.idle().push(link);
+            }
+        }
+    }
+}

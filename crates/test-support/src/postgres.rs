@@ -1,0 +1,247 @@
+//! A PostgreSQL server, and a pooler before it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::certificates::Certificates;
+use crate::process::{Server, TempDir, find_program, free_port};
+
+/// How a PostgreSQL server is to be started.
+#[derive(Clone, Debug, Default)]
+pub struct PostgresOptions {
+    settings: Vec<String>,
+    has_password: bool,
+}
+
+impl PostgresOptions {
+    /// Adds settings, as in `postgresql.conf`.
+    #[must_use]
+    pub fn with<const N: usize>(mut self, settings: [&str; N]) -> Self {
+        self.settings.extend(settings.map(str::to_owned));
+        self
+    }
+
+    /// Speaks TLS too.
+    #[must_use]
+    pub fn with_tls(self, certificates: &Certificates) -> Self {
+        self.with([
+            "ssl = on",
+            &format!("ssl_cert_file = '{}'", certificates.path("server.pem")),
+            &format!("ssl_key_file = '{}'", certificates.path("server.key")),
+            &format!("ssl_ca_file = '{}'", certificates.path("ca.pem")),
+        ])
+    }
+
+    /// Asks everybody for a password; that of the user `postgres` is `right`.
+    #[must_use]
+    pub fn with_password(mut self) -> Self {
+        self.has_password = true;
+        self
+    }
+}
+
+/// A PostgreSQL server on a free port, with its data in a directory of its own.
+#[derive(Debug)]
+pub struct PostgresServer {
+    programs: PathBuf,
+    port: u16,
+    folder: TempDir,
+    server: Option<Server>,
+}
+
+/// Where Debian keeps the programs of a version, which are not in the path.
+fn programs() -> Option<PathBuf> {
+    let mut versions: Vec<_> = std::fs::read_dir("/usr/lib/postgresql")
+        .map(|entries| entries.filter_map(|entry| Some(entry.ok()?.path().join("bin"))).collect())
+        .unwrap_or_default();
+    versions.sort();
+    let debian = versions.pop().filter(|programs| programs.join("postgres").is_file());
+    debian.or_else(|| find_program("postgres")?.parent().map(Path::to_owned))
+}
+
+/// A server refuses to run as root; there it runs as the user of Debian's package.
+fn as_nobody(program: &Path) -> Command {
+    let is_root = Command::new("id").arg("-u").output().is_ok_and(|id| id.stdout == b"0\n");
+    if is_root {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups"]).arg(program);
+        return command;
+    }
+    Command::new(program)
+}
+
+impl PostgresServer {
+    /// Starts a server; `None`, and a line that says so, when PostgreSQL is not installed.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    #[must_use]
+    pub fn start(options: &PostgresOptions) -> Option<Self> {
+        let programs = programs()?;
+        let (port, folder) = (free_port(), TempDir::new());
+        let owned = Command::new("chmod").arg("777").arg(folder.path()).status();
+        assert!(owned.expect("chmod runs").success());
+        let data = folder.path().join("data");
+        let password = folder.path().join("password");
+        std::fs::write(&password, "right\n").expect("a file of ours");
+        let way = if options.has_password { "scram-sha-256" } else { "trust" };
+        let made = as_nobody(&programs.join("initdb"))
+            .args(["--username", "postgres", "--auth", way, "--no-sync", "--encoding", "UTF8"])
+            .arg("--pwfile")
+            .arg(&password)
+            .arg(&data)
+            .output()
+            .expect("initdb runs");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let mut settings = format!(
+            "port = {port}\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = '{}'\n\
+             max_connections = 200\n",
+            folder.path().display()
+        );
+        for setting in &options.settings {
+            settings = format!("{settings}{setting}\n");
+        }
+        let file = data.join("postgresql.conf");
+        let all = std::fs::read_to_string(&file).expect("readable") + &settings;
+        std::fs::write(&file, all).expect("writable");
+        let mut server = Self { programs, port, folder, server: None };
+        server.run();
+        Some(server)
+    }
+
+    /// Starts the server again after [`Self::crash`].
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    pub fn run(&mut self) {
+        let program = self.programs.join("postgres");
+        let command = as_nobody(&program);
+        let mut arguments: Vec<String> =
+            command.get_args().map(|argument| argument.to_string_lossy().into_owned()).collect();
+        arguments.extend(["-D".to_owned(), self.folder.path().join("data").display().to_string()]);
+        let program = find_program(&command.get_program().to_string_lossy())
+            .unwrap_or_else(|| command.get_program().into());
+        self.server = Some(Server::start(&program, &arguments, self.folder.path()));
+        let started = Instant::now();
+        while !self.is_ready() {
+            let log = self.folder.path().join("server.log");
+            let log = std::fs::read_to_string(log).unwrap_or_default();
+            assert!(started.elapsed() < Duration::from_secs(30), "postgres does not start:\n{log}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        let asked = Command::new(self.programs.join("pg_isready"))
+            .args(["-q", "-h", "127.0.0.1", "-p", &self.port.to_string()])
+            .status();
+        asked.is_ok_and(|status| status.success())
+    }
+
+    /// Kills the server and all its processes without warning.
+    pub fn crash(&mut self) {
+        // Its processes end when they notice that the first is gone.
+        self.server = None;
+        let lock = self.folder.path().join("data/postmaster.pid");
+        drop(std::fs::remove_file(lock));
+        std::thread::sleep(Duration::from_millis(300));
+    }
+
+    /// The port on 127.0.0.1.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The URL of the database `postgres`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    /// The directory of its socket.
+    #[must_use]
+    pub fn socket_folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Where `pgbench` and the like are.
+    #[must_use]
+    pub fn programs(&self) -> &Path {
+        &self.programs
+    }
+
+    /// What `psql` says.
+    ///
+    /// # Panics
+    ///
+    /// When the SQL fails.
+    #[must_use]
+    pub fn sql(&self, sql: &str) -> String {
+        let output = Command::new(self.programs.join("psql"))
+            .args(["-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", sql, &self.url()])
+            .output()
+            .expect("psql runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+}
+
+/// PgBouncer in transaction mode before a server.
+#[derive(Debug)]
+pub struct PgBouncer {
+    port: u16,
+    _folder: TempDir,
+    _server: Server,
+}
+
+impl PgBouncer {
+    /// Starts a pooler; `None`, and a line that says so, when PgBouncer is not installed.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    #[must_use]
+    pub fn start(server: &PostgresServer) -> Option<Self> {
+        let debian = Path::new("/usr/sbin/pgbouncer");
+        let program = if debian.is_file() { debian.into() } else { find_program("pgbouncer")? };
+        let (port, folder) = (free_port(), TempDir::new());
+        let opened = Command::new("chmod").arg("777").arg(folder.path()).status();
+        assert!(opened.expect("chmod runs").success());
+        let config = folder.path().join("pgbouncer.ini");
+        let users = folder.path().join("users.txt");
+        std::fs::write(&users, "\"postgres\" \"\"\n").expect("a file of ours");
+        let text = format!(
+            "[databases]\npostgres = host=127.0.0.1 port={} dbname=postgres user=postgres\n\
+             [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
+             auth_type = any\nauth_file = {}\npool_mode = transaction\ndefault_pool_size = 4\n\
+             max_client_conn = 200\n",
+            server.port(),
+            users.display(),
+        );
+        std::fs::write(&config, text).expect("a file of ours");
+        let command = as_nobody(&program);
+        let mut arguments: Vec<String> =
+            command.get_args().map(|argument| argument.to_string_lossy().into_owned()).collect();
+        arguments.push(config.display().to_string());
+        let start = find_program(&command.get_program().to_string_lossy())
+            .unwrap_or_else(|| command.get_program().into());
+        let pooler = Server::start(&start, &arguments, folder.path());
+        let started = Instant::now();
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+            let log = std::fs::read_to_string(folder.path().join("server.log")).unwrap_or_default();
+            assert!(started.elapsed() < Duration::from_secs(20), "pgbouncer does not start:\n{log}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Some(Self { port, _folder: folder, _server: pooler })
+    }
+
+    /// The URL of the database `postgres`, through the pooler.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+}

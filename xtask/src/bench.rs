@@ -5,7 +5,7 @@ use std::fs;
 use crate::shell::{Outcome, cargo, root, step};
 
 /// What has a benchmark, by the name of its file: the backends, and the command.
-const BACKENDS: [&str; 4] = ["cli", "memory", "redis", "sqlite"];
+const BACKENDS: [&str; 5] = ["cli", "memory", "postgres", "redis", "sqlite"];
 
 /// Runs the benchmarks and collects their figures.
 pub(crate) fn run(backends: &[String]) -> Outcome {

@@ -6,10 +6,11 @@ use crate::shell::{Outcome, cargo, root, step};
 use crate::tools;
 
 /// The features of the library that must also compile alone.
-const FEATURES: [&str; 6] = ["blocking", "conformance", "metrics", "redis", "serde", "sqlite"];
+const FEATURES: [&str; 7] =
+    ["blocking", "conformance", "metrics", "postgres", "redis", "serde", "sqlite"];
 
 /// The backends that have tests of their own, by the name of their test file.
-const BACKENDS: [&str; 3] = ["memory", "redis", "sqlite"];
+const BACKENDS: [&str; 4] = ["memory", "postgres", "redis", "sqlite"];
 
 /// Makes a missing server a failure instead of a visible skip.
 const REQUIRE_SERVERS: &str = "SYNCGUARD_REQUIRE_SERVERS";
@@ -37,6 +38,11 @@ pub(crate) fn run(backends: &[String]) -> Outcome {
 fn install_servers(backends: &[&str]) -> Outcome {
     if backends.contains(&"redis") {
         tools::from_debian("redis-server", "redis-server")?;
+    }
+    if backends.contains(&"postgres") {
+        // Debian keeps the server out of the path, and the package brings `psql` into it.
+        tools::from_debian("psql", "postgresql")?;
+        tools::from_debian("pgbouncer", "pgbouncer")?;
     }
     Ok(())
 }

@@ -20,7 +20,8 @@ fn directory() -> Outcome<PathBuf> {
 /// says what to install where it is not.
 pub(crate) fn from_debian(program: &str, package: &str) -> Outcome {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    if std::env::split_paths(&path).any(|folder| folder.join(program).is_file()) {
+    let mut folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
+    if folders.any(|folder| folder.join(program).is_file()) {
         return Ok(());
     }
     let mut update = Command::new("apt-get");

@@ -96,8 +96,11 @@ pub(crate) enum Command {
         /// The shell
         shell: Shell,
     },
-    /// Print the manual page
-    Man,
+    /// Print the manual page, or write the pages of all commands into a directory
+    Man {
+        /// Where the pages go
+        directory: Option<PathBuf>,
+    },
     /// Ends a group of processes when its parent is gone
     #[command(name = "__watch", hide = true)]
     Watch {
@@ -181,6 +184,7 @@ pub(crate) struct OneKey {
 #[derive(Args, Debug)]
 pub(crate) struct OneId {
     /// The lock id that `acquire` printed; - reads it from standard input, where `ps` does not see it
+    #[arg(allow_hyphen_values = true)]
     pub(crate) lock_id: String,
 }
 

@@ -43,8 +43,6 @@ impl CommandProcess {
     ) -> Result<Self, Failure> {
         let (program, arguments) =
             command.split_first().ok_or_else(|| Failure::new(FAILED, "there is no command"))?;
-        // Before the command is there, this is our terminal.
-        let terminal = Terminal::in_foreground();
         let started = Command::new(program)
             .args(arguments)
             .env("SYNCGUARD_KEY", key.as_str())
@@ -63,8 +61,14 @@ impl CommandProcess {
         })?;
         let pid = i32::try_from(process.id()).map(Pid::from_raw);
         let pid = pid.map_err(|cause| Failure::new(FAILED, format!("no process id: {cause}")))?;
-        let process = Self { pid, group, terminal };
-        process.resume();
+        let process = Self { pid, group, terminal: Terminal::open() };
+        // Whoever reads our output in a pipeline may need the terminal more, a pager for example.
+        // The command gets it when it asks for it.
+        if is_pipe(&std::io::stdout()) {
+            process.send(Signal::SIGCONT);
+        } else {
+            process.resume();
+        }
         Ok(process)
     }
 
@@ -84,6 +88,12 @@ impl CommandProcess {
         signal::killpg(self.group, signal).unwrap_or_default();
     }
 
+    /// Passes a signal on, even to a command that is stopped.
+    pub(crate) fn forward(&self, signal: Signal) {
+        self.send(signal);
+        self.send(Signal::SIGCONT);
+    }
+
     /// What has become of it since the last time.
     pub(crate) fn change(&self) -> Change {
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
@@ -96,19 +106,32 @@ impl CommandProcess {
         }
     }
 
-    /// It was stopped at the terminal: so do we, so that the shell can go on. When the shell lets us
-    /// go on, so does the command.
+    /// It was stopped. At a terminal so do we, so that the shell can go on; when the shell lets us go
+    /// on, so does the command.
     pub(crate) fn stop_with_it(&self, by: Signal) {
         let Some(terminal) = &self.terminal else { return };
-        let wanted_the_terminal = matches!(by, Signal::SIGTTIN | Signal::SIGTTOU);
-        if wanted_the_terminal && terminal.foreground() == Some(self.group) {
-            // It asked a moment before it was given.
-            self.send(Signal::SIGCONT);
-            return;
+        let is_its = terminal.foreground() == Some(self.group);
+        if matches!(by, Signal::SIGTTIN | Signal::SIGTTOU) && (is_its || terminal.is_ours()) {
+            // It asked a moment before it was given, or has not needed it until now.
+            return self.resume();
         }
-        terminal.take_back();
-        signal::raise(Signal::SIGSTOP).unwrap_or_default();
+        if is_its {
+            terminal.take_back();
+        }
+        // With a script that started us, which would wait for us otherwise.
+        signal::killpg(terminal.own_group(), Signal::SIGSTOP).unwrap_or_default();
         self.resume();
+    }
+
+    /// Ctrl-C ended it: a script that started us is to hear of it, as if it had been in the
+    /// foreground itself.
+    pub(crate) fn pass_interrupt_on(&self) {
+        if let Some(terminal) = &self.terminal
+            && terminal.foreground() == Some(self.group)
+        {
+            terminal.take_back();
+            signal::killpg(terminal.own_group(), Signal::SIGINT).unwrap_or_default();
+        }
     }
 
     /// Takes the terminal back.
@@ -119,6 +142,12 @@ impl CommandProcess {
             terminal.take_back();
         }
     }
+}
+
+fn is_pipe(stream: &impl std::os::fd::AsFd) -> bool {
+    let file = stream.as_fd().try_clone_to_owned().map(std::fs::File::from);
+    let kind = file.and_then(|file| file.metadata()).map(|metadata| metadata.file_type());
+    kind.is_ok_and(|kind| std::os::unix::fs::FileTypeExt::is_fifo(&kind))
 }
 
 /// The code of a command that a signal has ended.

@@ -13,6 +13,7 @@ mod terminal;
 mod waiting;
 mod watcher;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use clap::Parser;
 use tokio::runtime::Builder;
 
 use args::{Cli, Command};
-use exit::{FAILED, Failure};
+use exit::{FAILED, Failure, NOT_OBTAINED};
 use output::Output;
 use target::Target;
 
@@ -33,21 +34,25 @@ pub(crate) struct Context {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    let is_quiet = cli.global.quiet;
     match execute(cli) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            Output::failure(&failure);
+            // Whoever asked for quiet expects that others hold the lock at times.
+            if !(is_quiet && failure.code == NOT_OBTAINED) {
+                Output::failure(&failure);
+            }
             ExitCode::from(failure.code)
         }
     }
 }
 
 fn execute(cli: Cli) -> Result<u8, Failure> {
-    match cli.command {
+    match &cli.command {
         // These need neither store nor runtime.
-        Command::Watch { grace_ms } => return Ok(watcher::watch(Duration::from_millis(grace_ms))),
-        Command::Completions { shell } => return Ok(commands::shell::completions(shell)),
-        Command::Man => return commands::shell::man(),
+        Command::Watch { grace_ms } => return Ok(watcher::watch(Duration::from_millis(*grace_ms))),
+        Command::Completions { shell } => return Ok(commands::shell::completions(*shell)),
+        Command::Man { directory } => return commands::shell::man(directory.as_deref()),
         _ => {}
     }
     log(cli.global.verbose);
@@ -68,7 +73,7 @@ fn execute(cli: Cli) -> Result<u8, Failure> {
             Command::ExplainKey(args) => commands::look::explain_key(&context, &args),
             Command::Setup => commands::store::setup(&context).await,
             Command::Doctor => commands::store::doctor(&context).await,
-            Command::Watch { .. } | Command::Completions { .. } | Command::Man => Ok(0),
+            Command::Watch { .. } | Command::Completions { .. } | Command::Man { .. } => Ok(0),
         }
     });
     // A thread that is still busy is none of the caller's business.
@@ -84,5 +89,5 @@ fn log(verbose: u8) {
         _ => tracing::Level::DEBUG,
     };
     let subscriber = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
-    subscriber.without_time().init();
+    subscriber.with_ansi(std::io::stderr().is_terminal()).without_time().init();
 }

@@ -40,15 +40,21 @@ impl Output {
     /// Says something to the person at the terminal or in the log.
     pub(crate) fn note(self, text: &str) {
         if !self.is_quiet {
-            say(text);
+            Self::say(text);
         }
+    }
+
+    /// Says something that must be heard.
+    pub(crate) fn say(text: &str) {
+        // A closed standard error is no reason to fail.
+        drop(writeln!(anstream::stderr().lock(), "syncguard: {text}"));
     }
 
     /// Says what went wrong, whatever was asked for.
     pub(crate) fn failure(failure: &Failure) {
-        say(&format!("{PROBLEM}{failure}{PROBLEM:#}"));
+        Self::say(&format!("{PROBLEM}{failure}{PROBLEM:#}"));
         if let Some(hint) = &failure.hint {
-            say(&format!("{HINT}{hint}{HINT:#}"));
+            Self::say(&format!("{HINT}{hint}{HINT:#}"));
         }
     }
 
@@ -56,11 +62,6 @@ impl Output {
     pub(crate) fn is_live(self) -> bool {
         !self.is_quiet && std::io::stderr().is_terminal()
     }
-}
-
-fn say(text: &str) {
-    // A closed standard error is no reason to fail.
-    drop(writeln!(anstream::stderr().lock(), "syncguard: {text}"));
 }
 
 /// A duration as people write it, to the second, or to the millisecond below one.

@@ -6,7 +6,7 @@ use std::fs::File;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{self, Pid};
 
-/// The terminal that this process is in the foreground of.
+/// The terminal of this process.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     tty: File,
@@ -14,13 +14,12 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// `None` without a terminal, or in its background.
-    pub(crate) fn in_foreground() -> Option<Self> {
+    pub(crate) fn open() -> Option<Self> {
         let tty = File::options().read(true).write(true).open("/dev/tty").ok()?;
-        let terminal = Self { tty, own_group: unistd::getpgrp() };
-        terminal.is_ours().then_some(terminal)
+        Some(Self { tty, own_group: unistd::getpgrp() })
     }
 
+    /// Whether our own group is in the foreground.
     pub(crate) fn is_ours(&self) -> bool {
         self.foreground() == Some(self.own_group)
     }
@@ -40,6 +39,11 @@ impl Terminal {
         if is_blocked {
             objection.thread_unblock().unwrap_or_default();
         }
+    }
+
+    /// The group of this process: alone in it, or together with a script that started it.
+    pub(crate) fn own_group(&self) -> Pid {
+        self.own_group
     }
 
     pub(crate) fn take_back(&self) {

@@ -57,7 +57,7 @@ pub(crate) async fn obtain(
         }
     };
     let acquiring = async {
-        if waiting.no_wait {
+        if waiting.no_wait || waiting.wait == Patience::For(Duration::ZERO) {
             return locker.try_lock(key).await;
         }
         locker.lock(key).await.map(Some)
@@ -96,6 +96,8 @@ fn not_obtained(context: &Context, message: &str) -> Failure {
 pub(crate) fn options(waiting: &Waiting) -> Result<LockOptions, Failure> {
     let options = LockOptions::default().ttl(ttl(waiting.ttl)?);
     Ok(match waiting.wait {
+        // No time at all is one attempt, which needs no limit.
+        Patience::For(Duration::ZERO) => options,
         Patience::For(time) => options.timeout(time),
         Patience::Forever => options.wait_forever(),
     })

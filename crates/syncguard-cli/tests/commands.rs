@@ -153,6 +153,10 @@ fn shells_and_man_get_what_they_need() {
     }
     let page = stdout(&syncguard(&["man"]).output().expect("runs"));
     assert!(page.contains(".TH syncguard 1"), "{page}");
+    let folder = test_support::TempDir::new();
+    let path = folder.path().display().to_string();
+    assert!(syncguard(&["man", &path]).status().expect("runs").success());
+    assert!(folder.path().join("syncguard-run.1").exists());
 }
 
 /// Compares with a file; `SYNCGUARD_UPDATE_SNAPSHOTS=1` writes it instead.
@@ -209,7 +213,10 @@ fn what_makes_no_sense_is_one_clear_sentence() {
         (vec!["run", "--key", "k", "--wait", "never", "--", "true"], 2),
         (vec!["run", "--key", "k", "--wait", "1s", "--no-wait", "--", "true"], 2),
         (vec!["run", "--key", "k", "--max-hold", "-1s", "--", "true"], 2),
+        (vec!["run", "--key", "k", "--hold-at-least", "25h", "--", "true"], 2),
         (vec!["release", "no-lock-id"], 2),
+        (vec!["release", "-no-lock-id"], 2),
+        (vec!["doctor", "--url", "ftp://host"], 2),
         (vec!["status", "k", "--url", "ftp://host"], 2),
         (vec!["status", "k", "--url", "redis://h/0?colour=red"], 2),
         (vec!["status", "k", "--url", password], 125),

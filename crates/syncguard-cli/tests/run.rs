@@ -43,10 +43,14 @@ fn one_waits_for_the_other_or_gives_up() {
         let output = store.run(&["run", "--key", "k", "--no-wait", "--", "true"]);
         assert_eq!(output.status.code(), Some(124));
         assert_eq!(stderr(&output), "syncguard: the lock is held by somebody else\n");
+        // Quiet about what was to be expected.
+        let output = store.run(&["run", "-q", "--key", "k", "--wait", "0s", "--", "true"]);
+        assert_eq!((output.status.code(), stderr(&output)), (Some(124), String::new()));
         let output = store.run(&["run", "--key", "k", "--wait", "200ms", "--", "true"]);
         assert_eq!(output.status.code(), Some(124));
         assert_eq!(stderr(&output), "syncguard: the lock was not obtained within 200ms\n");
         assert_eq!(store.code(&["run", "--key", "other", "--no-wait", "--", "true"]), 0);
+        assert_eq!(store.code(&["run", "--key", "other", "--wait", "0s", "--", "true"]), 0);
         let started = Instant::now();
         assert_eq!(store.code(&["run", "--key", "k", "--wait", "forever", "--", "true"]), 0);
         assert!(started.elapsed() < Duration::from_secs(10), "woken when it is free");
@@ -72,6 +76,17 @@ fn a_signal_reaches_the_whole_group() {
                 std::fs::remove_file(store.path(file)).expect("written");
             }
         }
+    }
+}
+
+#[test]
+fn a_signal_reaches_a_command_that_is_stopped() {
+    for store in Store::all() {
+        let mut child = store.background(&["--key", "k"], "echo $$ >$FOLDER/pid; sleep 60");
+        let pid: u32 = store.wait_for("pid").parse().expect("a number");
+        send("STOP", pid);
+        send("TERM", child.id());
+        assert_eq!(end_of(&mut child).code(), Some(128 + 15));
     }
 }
 
@@ -263,6 +278,34 @@ mod terminal {
         let shown = stdout(&type_and_end(script(&store, "bash --norc -i"), &typed));
         assert!(shown.contains("Stopped"), "{shown}");
         assert!(shown.contains("\nfinished"), "{shown}");
+        assert_eq!(store.code(&["status", "k"]), 1, "released");
+    }
+
+    #[test]
+    fn ctrl_c_ends_a_script_too() {
+        let store = Store::sqlite();
+        std::fs::write(
+            store.path("script"),
+            "$SYNCGUARD run -q --key k -- sleep 5\necho went on\n",
+        )
+        .expect("written");
+        let command = "sh $FOLDER/script; echo \"code $?\"";
+        let shown = stdout(&type_and_end(script(&store, command), &[("\x03", 900)]));
+        assert!(!shown.contains("went on"), "{shown}");
+        assert_eq!(store.code(&["status", "k"]), 1);
+    }
+
+    #[test]
+    fn a_command_in_the_background_can_be_fetched_to_the_foreground() {
+        let store = Store::sqlite();
+        let typed = [
+            ("$SYNCGUARD run -q --key k -- sh -c 'read -r line; echo \"read: $line\"' &\n", 500),
+            ("fg\n", 1200),
+            ("hello\n", 700),
+            ("exit\n", 700),
+        ];
+        let shown = stdout(&type_and_end(script(&store, "bash --norc -i"), &typed));
+        assert!(shown.contains("read: hello"), "{shown}");
         assert_eq!(store.code(&["status", "k"]), 1, "released");
     }
 

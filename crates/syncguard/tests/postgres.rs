@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use syncguard::conformance::{Fixture, RawLock};
 use syncguard::postgres::PostgresConfig;
+use syncguard::postgres::tokio_postgres::types::ToSql;
 use syncguard::postgres::tokio_postgres::{Client, NoTls, connect};
 use syncguard::{
     AnyBackend, Fence, Key, Layer, LockId, PostgresBackend, TelemetryLayer, TracingSink,
@@ -115,7 +116,7 @@ impl Fixture for PostgresFixture {
         );
         let (id, fence) = (lock.lock_id.expose(), lock.fence.to_string());
         let times = (now + lock.expires_in_ms, now - lock.acquired_ms_ago);
-        let parameters: [&(dyn syncguard::postgres::tokio_postgres::types::ToSql + Sync); 5] =
+        let parameters: [&(dyn ToSql + Sync); 5] =
             [&lock.key.as_str(), &id, &times.0, &times.1, &fence];
         self.raw.execute(&insert, &parameters).await.expect("works");
         self.set_fence_counter(&lock.key, lock.fence.get()).await;
@@ -123,9 +124,8 @@ impl Fixture for PostgresFixture {
 
     async fn peek(&self, key: &Key) -> Option<RawLock> {
         let now = self.now_ms().await;
-        let select = self.sql(
-            "SELECT lock_id, fence, acquired_at_ms, expires_at_ms FROM LOCKS WHERE key = $1",
-        );
+        let select = self
+            .sql("SELECT lock_id, fence, acquired_at_ms, expires_at_ms FROM LOCKS WHERE key = $1");
         let row = self.raw.query_opt(&select, &[&key.as_str()]).await.expect("works")?;
         Some(RawLock {
             key: key.clone(),

@@ -233,7 +233,10 @@ impl PgBouncer {
         let started = Instant::now();
         while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
             let log = std::fs::read_to_string(folder.path().join("server.log")).unwrap_or_default();
-            assert!(started.elapsed() < Duration::from_secs(20), "pgbouncer does not start:\n{log}");
+            assert!(
+                started.elapsed() < Duration::from_secs(20),
+                "pgbouncer does not start:\n{log}"
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
         Some(Self { port, _folder: folder, _server: pooler })

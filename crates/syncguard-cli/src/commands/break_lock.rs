@@ -9,6 +9,7 @@ use crate::Context;
 use crate::args::Break;
 use crate::commands::look::describe;
 use crate::exit::{Failure, NO, USAGE};
+use crate::output::Output;
 use crate::waiting;
 
 #[derive(Serialize)]
@@ -25,11 +26,17 @@ pub(crate) async fn run(context: &Context, args: Break) -> Result<u8, Failure> {
             .data(&Broken { broken: false }, || "free; there is nothing to break\n".to_owned());
         return Ok(NO);
     };
-    context.output.note(&format!("the lock is held {}", describe(&shown.info)));
-    context.output.note(
-        "its holder is not asked: it works on, unlocked, until its next renewal fails, and its \
-         writes are refused only where fences are checked",
+    let whom_it_hurts = format!(
+        "the lock is held {}; its holder is not asked: it works on, unlocked, until its next \
+         renewal fails, and its writes are refused only where fences are checked",
+        describe(&shown.info)
     );
+    if args.yes {
+        context.output.note(&whom_it_hurts);
+    } else {
+        // Whoever is asked must know what for.
+        Output::say(&whom_it_hurts);
+    }
     if !args.yes && !confirmed()? {
         context.output.note("nothing was changed");
         return Ok(NO);

@@ -130,7 +130,7 @@ pub(crate) fn explain_key(context: &Context, args: &OneKey) -> Result<u8, Failur
     let explanation =
         Explanation { key: key.as_str().to_owned(), hash: key.hash().to_string(), records };
     context.output.data(&explanation, || {
-        let mut text = format!("{:<6} {}\n", "key", explanation.key);
+        let mut text = format!("{:<6} {}\n", "key", explanation.key.escape_debug());
         writeln!(text, "{:<6} {}", "hash", explanation.hash).unwrap_or_default();
         for place in &explanation.records {
             writeln!(text, "{:<6} {}", place.what, place.name).unwrap_or_default();

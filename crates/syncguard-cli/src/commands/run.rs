@@ -7,8 +7,8 @@ use syncguard::{AnyBackend, Extend, LockGuard, Locker, LostReason, Ttl};
 
 use crate::Context;
 use crate::args::Run;
-use crate::child::{Change, CommandProcess};
-use crate::exit::{Failure, LOST};
+use crate::child::{Change, CommandProcess, by_signal};
+use crate::exit::{Failure, LOST, USAGE};
 use crate::output;
 use crate::waiting::{self, Obtained};
 use crate::watcher::Watcher;
@@ -29,6 +29,10 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
     let key = waiting::key(&args.key)?;
     let options = waiting::options(&args.waiting)?.renew();
+    if let Some(least) = args.hold_at_least {
+        Ttl::new(least)
+            .map_err(|error| Failure::new(USAGE, format!("--hold-at-least: {error}")))?;
+    }
     // It starts while we connect and wait.
     let mut watcher = Watcher::start(args.grace)?;
     let locker = Locker::builder(context.target.connect().await?).options(options).build()?;
@@ -91,6 +95,9 @@ async fn supervise(
     let why = loop {
         match process.change() {
             Change::Ended(code) => {
+                if code == by_signal(Signal::SIGINT) {
+                    process.pass_interrupt_on();
+                }
                 process.release_terminal();
                 return Ok(code);
             }
@@ -99,7 +106,7 @@ async fn supervise(
         }
         tokio::select! {
             _ = changed.recv() => {}
-            Some(signal) = signals.recv() => process.send(signal),
+            Some(signal) = signals.recv() => process.forward(signal),
             reason = guard.lost() => break lost(reason).to_owned(),
             () = &mut too_long => {
                 let longest = output::duration(args.max_hold.unwrap_or_default());
@@ -124,8 +131,7 @@ fn lost(reason: LostReason) -> &'static str {
 
 /// Ends the command and all that it has started: asks first, then kills.
 async fn end(process: &CommandProcess, grace: Duration, changed: &mut tokio::signal::unix::Signal) {
-    process.send(Signal::SIGTERM);
-    process.send(Signal::SIGCONT);
+    process.forward(Signal::SIGTERM);
     let give_up_at = tokio::time::Instant::now() + grace;
     while !matches!(process.change(), Change::Ended(_)) {
         tokio::select! {

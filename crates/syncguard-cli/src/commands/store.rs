@@ -10,7 +10,7 @@ use syncguard::{
 };
 
 use crate::Context;
-use crate::exit::{FAILED, Failure, NO};
+use crate::exit::{FAILED, Failure, NO, USAGE};
 use crate::output::{GOOD, WARNING};
 
 #[derive(Serialize)]
@@ -57,6 +57,7 @@ pub(crate) async fn doctor(context: &Context) -> Result<u8, Failure> {
             checks.extend(examine(&backend).await);
             checks
         }
+        Err(failure) if failure.code == USAGE => return Err(failure),
         Err(failure) => vec![Check::new("reachable", false, failure.message)],
     };
     let diagnosis = Diagnosis { healthy: checks.iter().all(|check| check.ok), checks };
@@ -98,9 +99,10 @@ async fn examine(backend: &AnyBackend) -> Vec<Check> {
                     "fences cannot go backwards by its settings",
                 ));
             }
-            Ok(advice) => checks.extend(
-                advice.iter().map(|advice| Check::new(advice.subject(), false, advice.text())),
-            ),
+            // What may not be asked is not wrong.
+            Ok(advice) => checks.extend(advice.iter().map(|advice| {
+                Check::new(advice.subject(), advice.subject() == "unknown", advice.text())
+            })),
             Err(error) => checks.push(Check::new("safety", false, Failure::from(error).message)),
         }
     }

@@ -73,7 +73,9 @@ impl PostgresConfig {
     /// The message of the error does not repeat the URL, which may hold a password.
     pub fn from_url(url: &str) -> Result<Self> {
         let no_url = || {
-            Error::invalid("this is no URL of a PostgreSQL server; it looks like postgres://user@host/database")
+            Error::invalid(
+                "this is no URL of a PostgreSQL server; it looks like postgres://user@host/database",
+            )
         };
         let (address, mut options) = UrlOptions::split(url)?;
         if !address.starts_with("postgres://") && !address.starts_with("postgresql://") {

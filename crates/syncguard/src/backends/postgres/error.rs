@@ -41,18 +41,22 @@ fn classify(error: &tokio_postgres::Error) -> (ErrorCode, &'static str, bool) {
     match state.code() {
         "57014" => (NetworkTimeout, "postgres cancelled the statement, which took too long", false),
         "55P03" => (NetworkTimeout, "a lock inside postgres was not obtained in time", false),
-        "25006" => {
-            (ServiceUnavailable, "this postgres is a read-only standby; connect to the primary", false)
-        }
+        "25006" => (
+            ServiceUnavailable,
+            "this postgres is a read-only standby; connect to the primary",
+            false,
+        ),
         "40001" | "40P01" => (ServiceUnavailable, "postgres gave another transaction way", false),
         "40003" => (ServiceUnavailable, "postgres does not know whether it happened", true),
         "57P01" | "57P02" | "57P03" => {
             (ServiceUnavailable, "postgres is shutting down or starting up", true)
         }
-        "42501" => {
-            (AuthFailed, "the postgres user lacks a right; docs/specs/postgres.md lists those that \
-              are enough", false)
-        }
+        "42501" => (
+            AuthFailed,
+            "the postgres user lacks a right; docs/specs/postgres.md lists those that \
+              are enough",
+            false,
+        ),
         "42P01" => (InvalidArgument, "the tables are missing; run setup_schema", false),
         "42703" | "42883" => {
             (InvalidArgument, "the tables are not those of this library; run setup_schema", false)
@@ -71,7 +75,8 @@ fn classify(error: &tokio_postgres::Error) -> (ErrorCode, &'static str, bool) {
 /// What the driver says by itself.
 fn without_state(error: &tokio_postgres::Error) -> (ErrorCode, &'static str, bool) {
     use ErrorCode::{InvalidArgument, NetworkTimeout, ServiceUnavailable};
-    let io = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    let io =
+        std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<std::io::Error>());
     match io.map(std::io::Error::kind) {
         Some(std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound) => {
             (ServiceUnavailable, "postgres refused the connection; is it running there?", false)
@@ -85,9 +90,11 @@ fn without_state(error: &tokio_postgres::Error) -> (ErrorCode, &'static str, boo
              this host (sslmode, sslrootcert)",
             false,
         ),
-        _ if error.to_string().starts_with("invalid configuration") => {
-            (InvalidArgument, "postgres cannot be connected to as configured; is the password missing?", false)
-        }
+        _ if error.to_string().starts_with("invalid configuration") => (
+            InvalidArgument,
+            "postgres cannot be connected to as configured; is the password missing?",
+            false,
+        ),
         _ => (ServiceUnavailable, "the connection to postgres was lost", true),
     }
 }

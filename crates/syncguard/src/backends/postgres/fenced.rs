@@ -44,7 +44,9 @@ impl FencedTable {
     #[must_use]
     pub fn schema_sql(&self) -> String {
         let table = self.table.quoted();
-        format!("CREATE TABLE IF NOT EXISTS {table} (key text PRIMARY KEY, fence bigint NOT NULL);\n")
+        format!(
+            "CREATE TABLE IF NOT EXISTS {table} (key text PRIMARY KEY, fence bigint NOT NULL);\n"
+        )
     }
 
     /// Refuses a holder that is not the latest one, with [`ErrorCode::Aborted`]; remembers it

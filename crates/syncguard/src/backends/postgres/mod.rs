@@ -133,19 +133,17 @@ impl PostgresBackend {
         advice::ask(&self.shared.pool, locks, fences).await
     }
 
-    async fn run(
-        &self,
-        urgency: Urgency,
-        steps: [Option<Step<'_>>; 2],
-        afterwards: Option<Step<'_>>,
-    ) -> Result<[Vec<Row>; 2]> {
-        transaction::run(&self.shared.pool, urgency, steps, afterwards).await
+    /// Runs one statement.
+    async fn run(&self, urgency: Urgency, step: Step<'_>) -> Result<Vec<Row>> {
+        let [rows, ..] =
+            transaction::run(&self.shared.pool, urgency, [Some(step), None, None]).await?;
+        Ok(rows)
     }
 
     /// The lock that a statement finds, dead or alive, and the server's time.
     async fn find(&self, sql: &Sql, parameter: &str) -> Result<Option<(StoredLock, Timestamp)>> {
-        let steps = [Some((sql, &[&parameter as pool::Parameter<'_>] as &[_])), None];
-        let [rows, _] = self.run(Urgency::Ordinary, steps, None).await?;
+        let step: Step<'_> = (sql, &[&parameter]);
+        let rows = self.run(Urgency::Ordinary, step).await?;
         rows.first().map(stored).transpose()
     }
 
@@ -156,12 +154,15 @@ impl PostgresBackend {
             let (id, guard) = (lock_id.expose(), integer(CLEANUP_GUARD_MS));
             let step: Step<'_> = (&backend.shared.statements.clean_up, &[&id, &guard]);
             // Best effort: what is left is left to the next acquire.
-            drop(backend.run(Urgency::Ordinary, [Some(step), None], None).await);
+            drop(backend.run(Urgency::Ordinary, step).await);
         });
     }
 }
 
-fn named(error: crate::common::error::Error, operation: &'static str) -> crate::common::error::Error {
+fn named(
+    error: crate::common::error::Error,
+    operation: &'static str,
+) -> crate::common::error::Error {
     error.with_operation(NAME, operation)
 }
 
@@ -269,73 +270,55 @@ impl PostgresBackend {
         let (id, largest) = (lock_id.expose(), integer(Fence::MAX.get()));
         let statements = &self.shared.statements;
         let turn: Step<'_> = (&statements.turn, &[&key, &tolerance]);
+        let lock_row: Step<'_> = (&statements.lock_row, &[&key, &tolerance]);
         let take: Step<'_> = (&statements.take, &[&key, &tolerance, &id, &ttl, &largest]);
-        let [seen, taken] = self.run(Urgency::Ordinary, [Some(turn), Some(take)], None).await?;
-        let (Some(seen), Some(taken)) = (seen.first(), taken.first()) else {
-            return Err(error::nonsense());
-        };
-        if !column::<Option<bool>>(taken, 0)?.unwrap_or(false) {
-            // The lock was live when it was read, so nothing else was tried.
-            let now = millis(column(seen, 0)?)?;
-            return contended_or_ours(seen, now, lock_id);
-        }
-        if let (Some(granted), Some(expires_at)) =
-            (column::<Option<&str>>(taken, 4)?, column::<Option<i64>>(taken, 5)?)
-        {
-            let granted = fence(granted)?;
+        let steps = [Some(turn), Some(lock_row), Some(take)];
+        let [seen, _, taken] =
+            transaction::run(&self.shared.pool, Urgency::Ordinary, steps).await?;
+        if let Some(taken) = taken.first() {
+            let granted = fence(column(taken, 0)?)?;
             granted.warn_near_the_end(request.key());
-            return Ok(Acquire::Acquired(Lease::new(granted, millis(expires_at)?)));
+            return Ok(Acquire::Acquired(Lease::new(granted, millis(column(taken, 1)?)?)));
         }
-        let now = millis(column(taken, 1)?)?;
-        match (column::<Option<&str>>(taken, 2)?, column::<Option<i64>>(taken, 3)?) {
-            // Somebody was faster, or this request was granted before and its lease is over.
-            (Some(held_by), Some(expires_at)) => {
-                let expires_at = millis(expires_at)?;
-                match (held_by == id, is_live(expires_at, now)) {
-                    (true, false) => Ok(Acquire::Spent),
-                    (false, true) => {
-                        Ok(Acquire::Contended { free_in: Some(expires_at.dead_in(now)) })
-                    }
-                    // Live and ours: only a replay that raced its first sending.
-                    (true, true) => Ok(Acquire::Contended { free_in: None }),
-                    (false, false) => exhausted(),
-                }
-            }
-            _ => exhausted(),
+        let seen = seen.first().ok_or_else(error::nonsense)?;
+        match refusal(seen, lock_id)? {
+            Some(outcome) => Ok(outcome),
+            None => self.why_not(request).await,
         }
+    }
+
+    /// The lock looked free and was not granted: the counter is at its end, or somebody was faster.
+    async fn why_not(&self, request: &AcquireRequest) -> Result<Acquire> {
+        let key = request.key().as_str();
+        let rows = self.run(Urgency::Ordinary, (&self.shared.statements.counter, &[&key])).await?;
+        let counter = rows.first().map(|row| column::<i64>(row, 0)).transpose()?.unwrap_or(0);
+        let counter = u64::try_from(counter).map_err(|_cause| error::foreign())?;
+        Fence::after(counter)?;
+        Ok(Acquire::Contended { free_in: None })
     }
 
     async fn try_release(&self, request: &ReleaseRequest) -> Result<Release> {
-        let (id, tolerance) = (request.lock_id(), integer(TIME_TOLERANCE_MS));
-        let id = id.expose();
-        let release: Step<'_> = (&self.shared.statements.release, &[&id, &tolerance]);
-        let news = request.hint().key.as_ref().map(|key| self.shared.waker.news(key));
-        let parameters = news.as_ref().map(wake::News::parameters);
-        let notify = parameters.as_ref().map(|parameters| {
-            (&self.shared.statements.notify, parameters as &[pool::Parameter<'_>])
-        });
-        let steps = [Some(release), None];
-        let [rows, _] = self.run(Urgency::Urgent, steps, notify).await?;
+        let (lock_id, tolerance) = (request.lock_id(), integer(TIME_TOLERANCE_MS));
+        let (id, table) = (lock_id.expose(), self.shared.waker.table());
+        let release: Step<'_> = (&self.shared.statements.release, &[&id, &tolerance, &table]);
+        let rows = self.run(Urgency::Urgent, release).await?;
         let row = rows.first().ok_or_else(error::nonsense)?;
-        if let Some(key) = column::<Option<&str>>(row, 0)? {
-            if news.is_none()
-                && let Ok(key) = Key::new(key)
-            {
-                self.tell(&key);
-            }
-            return Ok(Release::Released);
+        let Some(key) = column::<Option<&str>>(row, 0)? else {
+            return absence(row).map(Release::NotHeld);
+        };
+        if column::<Option<bool>>(row, 2)?.unwrap_or(false) {
+            self.tell(&Key::new(key).map_err(|_cause| error::foreign())?);
         }
-        absence(row).map(Release::NotHeld)
+        Ok(Release::Released)
     }
 
-    /// Tells of a release whose key was not known before, on the side.
+    /// Tells who waits of a release, on the side.
     fn tell(&self, key: &Key) {
-        let (backend, news) = (self.clone(), self.shared.waker.news(key));
+        let (backend, (channel, payload)) = (self.clone(), self.shared.waker.news(key));
         tokio::spawn(async move {
-            let parameters = news.parameters();
-            let step: Step<'_> = (&backend.shared.statements.notify, &parameters);
+            let step: Step<'_> = (&backend.shared.statements.notify, &[&channel, &payload]);
             // A wake-up that is lost costs time, nothing else.
-            drop(backend.run(Urgency::Urgent, [Some(step), None], None).await);
+            drop(backend.run(Urgency::Urgent, step).await);
         });
     }
 
@@ -344,7 +327,8 @@ impl PostgresBackend {
         let (id, ttl) = (lock_id.expose(), integer(request.ttl().as_millis()));
         let turn: Step<'_> = (&self.shared.statements.turn_by_id, &[&id]);
         let extend: Step<'_> = (&self.shared.statements.extend, &[&id, &tolerance, &ttl]);
-        let [_, rows] = self.run(Urgency::Urgent, [Some(turn), Some(extend)], None).await?;
+        let steps = [Some(turn), Some(extend), None];
+        let [_, rows, _] = transaction::run(&self.shared.pool, Urgency::Urgent, steps).await?;
         let row = rows.first().ok_or_else(error::nonsense)?;
         if let Some(expires_at) = column::<Option<i64>>(row, 0)? {
             return Ok(Extend::Extended(Extension::new(millis(expires_at)?)));
@@ -361,26 +345,24 @@ fn absence(row: &Row) -> Result<Absence> {
     }
 }
 
-/// What a plain read of a live lock says to an acquire.
-fn contended_or_ours(seen: &Row, now: Timestamp, lock_id: LockId) -> Result<Acquire> {
+/// What the plain read says to an acquire that was not granted; `None` when the lock looked free.
+fn refusal(seen: &Row, lock_id: LockId) -> Result<Option<Acquire>> {
+    let now = millis(column(seen, 0)?)?;
     let (Some(held_by), Some(stored), Some(expires_at)) = (
         column::<Option<&str>>(seen, 1)?,
         column::<Option<&str>>(seen, 2)?,
         column::<Option<i64>>(seen, 3)?,
     ) else {
-        return Err(error::nonsense());
+        return Ok(None);
     };
     LockId::parse(held_by).map_err(|_cause| error::foreign())?;
     let (stored, expires_at) = (fence(stored)?, millis(expires_at)?);
-    if held_by == lock_id.expose() {
-        return Ok(Acquire::Acquired(Lease::new(stored, expires_at)));
-    }
-    Ok(Acquire::Contended { free_in: Some(expires_at.dead_in(now)) })
-}
-
-/// The counter gave no fence: it is at its end, or it is no counter of ours.
-fn exhausted() -> Result<Acquire> {
-    Fence::after(Fence::MAX.get()).map(|_| Acquire::Spent)
+    Ok(match (held_by == lock_id.expose(), is_live(expires_at, now)) {
+        (true, true) => Some(Acquire::Acquired(Lease::new(stored, expires_at))),
+        (true, false) => Some(Acquire::Spent),
+        (false, true) => Some(Acquire::Contended { free_in: Some(expires_at.dead_in(now)) }),
+        (false, false) => None,
+    })
 }
 
 impl Inspector for PostgresBackend {
@@ -389,8 +371,8 @@ impl Inspector for PostgresBackend {
         let after = after.map_or("", Cursor::place);
         Box::pin(async move {
             let step: Step<'_> = (&self.shared.statements.list, &[&after]);
-            let rows = self.run(Urgency::Ordinary, [Some(step), None], None).await;
-            let [rows, _] = rows.map_err(|error| named(error, "list"))?;
+            let rows = self.run(Urgency::Ordinary, step).await;
+            let rows = rows.map_err(|error| named(error, "list"))?;
             let next = match rows.last() {
                 Some(row) if rows.len() == PAGE => Some(Cursor::new(column::<&str>(row, 0)?)),
                 _ => None,

@@ -50,15 +50,17 @@ impl TableName {
             return format!("\"{plain}\"");
         }
         let hash = hash_key(&self.name).as_str().to_owned();
-        let room = LIMIT_BYTES - plain.len().min(LIMIT_BYTES).min("idx__".len() + what.len() + 1 + hash.len());
+        let room = LIMIT_BYTES
+            - plain.len().min(LIMIT_BYTES).min("idx__".len() + what.len() + 1 + hash.len());
         format!("\"idx_{}_{hash}_{what}\"", &self.name[..room.min(self.name.len())])
     }
 
     /// A channel for news about it.
     pub(super) fn channel(&self) -> String {
-        let name = self.schema.as_ref().map_or(self.name.clone(), |schema| {
-            format!("{schema}.{}", self.name)
-        });
+        let name = self
+            .schema
+            .as_ref()
+            .map_or(self.name.clone(), |schema| format!("{schema}.{}", self.name));
         format!("syncguard_{}", hash_key(&name).as_str())
     }
 }
@@ -72,7 +74,19 @@ mod tests {
         let table = TableName::parse("billing.locks").expect("valid");
         assert_eq!(table.quoted(), "\"billing\".\"locks\"");
         assert_eq!(table.index("lock_id"), "\"idx_locks_lock_id\"");
-        for bad in ["", ".", "a.", ".a", "a.b.c", "1a", "a b", "a\"b", "x\"; drop table y; --", "é", &"a".repeat(64)] {
+        for bad in [
+            "",
+            ".",
+            "a.",
+            ".a",
+            "a.b.c",
+            "1a",
+            "a b",
+            "a\"b",
+            "x\"; drop table y; --",
+            "é",
+            &"a".repeat(64),
+        ] {
             assert!(TableName::parse(bad).is_err(), "{bad}");
         }
     }

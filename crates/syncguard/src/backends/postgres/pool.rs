@@ -15,7 +15,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::config::PostgresConfig;
 use super::error;
 use super::statements::{Sql, Statements};
-use super::tls;
+use super::{tls, transaction};
 use crate::common::error::{Error, Result};
 
 /// What drives a connection: it must be polled.
@@ -176,7 +176,16 @@ impl Pool {
             Vec::new()
         } else {
             let all = self.statements.all().into_iter();
-            let preparing = try_join_all(all.map(|sql| client.prepare_typed(&sql.text, sql.types)));
+            let session = transaction::session(self.response_timeout);
+            let preparing = async {
+                let (set, prepared) = tokio::join!(
+                    biased;
+                    client.batch_execute(&session),
+                    try_join_all(all.map(|sql| client.prepare_typed(&sql.text, sql.types))),
+                );
+                set?;
+                prepared
+            };
             match tokio::time::timeout(self.response_timeout, preparing).await {
                 Ok(Ok(prepared)) => prepared,
                 // The tables or a right may be missing; whoever needs them is told.
@@ -213,15 +222,13 @@ impl Lease<'_> {
     ) -> Result<Vec<Row>, tokio_postgres::Error> {
         let link = self.link();
         let place = self.pool.statements.all().iter().position(|known| known.text == sql.text);
-        match place.and_then(|place| link.prepared.get(place)) {
-            Some(prepared) => link.client.query(prepared, parameters).await,
-            None => {
-                let types = sql.types.iter().cloned();
-                let typed: Vec<(Parameter<'_>, Type)> =
-                    parameters.iter().copied().zip(types).collect();
-                link.client.query_typed(&sql.text, &typed).await
-            }
+        if let Some(prepared) = place.and_then(|place| link.prepared.get(place)) {
+            return link.client.query(prepared, parameters).await;
         }
+        let types = sql.types.iter().cloned();
+        let parameters: Vec<(Parameter<'_>, Type)> =
+            parameters.iter().copied().zip(types).collect();
+        link.client.query_typed(&sql.text, &parameters).await
     }
 
     /// All answers have come; the next may use the connection, unless it could not prepare anything.

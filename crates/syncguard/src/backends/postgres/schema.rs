@@ -50,9 +50,9 @@ pub(super) async fn create(pool: &Pool, sql: &str) -> Result<()> {
             Ok(Err(cause)) => cause,
         };
         // The same table, type or index at the same moment.
-        let is_race = cause.code().is_some_and(|state| {
-            ["23505", "42P07", "42710", "40P01"].contains(&state.code())
-        });
+        let is_race = cause
+            .code()
+            .is_some_and(|state| ["23505", "42P07", "42710", "40P01"].contains(&state.code()));
         tries += 1;
         if !is_race || tries == TRIES {
             return Err(error::map(&cause));

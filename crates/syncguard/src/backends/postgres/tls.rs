@@ -37,9 +37,9 @@ impl SslMode {
             "require" => Ok(Self::Require),
             "verify-ca" => Ok(Self::VerifyCa),
             "verify-full" => Ok(Self::VerifyFull),
-            _ => Err(Error::invalid(
-                "sslmode is disable, prefer, require, verify-ca or verify-full",
-            )),
+            _ => {
+                Err(Error::invalid("sslmode is disable, prefer, require, verify-ca or verify-full"))
+            }
         }
     }
 
@@ -110,17 +110,13 @@ pub(super) fn connector(mode: SslMode, files: &Files) -> Result<MakeRustlsConnec
 /// The certificates that are trusted: of the file, or of this machine.
 fn roots(file: Option<&[u8]>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
-    match file {
-        Some(file) => {
-            for certificate in CertificateDer::pem_slice_iter(file) {
-                let added = certificate.ok().and_then(|certificate| roots.add(certificate).ok());
-                added.ok_or_else(|| Error::invalid("sslrootcert is no PEM file of certificates"))?;
-            }
-        }
-        None => {
-            let found = rustls_native_certs::load_native_certs();
-            roots.add_parsable_certificates(found.certs);
-        }
+    let Some(file) = file else {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        return Ok(roots);
+    };
+    for certificate in CertificateDer::pem_slice_iter(file) {
+        let added = certificate.ok().and_then(|certificate| roots.add(certificate).ok());
+        added.ok_or_else(|| Error::invalid("sslrootcert is no PEM file of certificates"))?;
     }
     Ok(roots)
 }

@@ -12,34 +12,57 @@ use crate::common::error::Result;
 /// A statement and its parameters.
 pub(super) type Step<'a> = (&'a Sql, &'a [Parameter<'a>]);
 
-/// What a transaction begins with: its isolation, and how long the server may take, so that a
-/// statement whose client has given up does not wait for ever.
-fn begin(limit: Duration) -> String {
-    let limit_ms = limit.as_millis().max(1);
-    // Waiting for a lock ends first, so that it can be told from a slow statement. Zero means none.
-    let lock_ms = (limit_ms * 4 / 5).max(1);
+/// Raises `synchronous_commit` where it would let a grant be forgotten; never lowers it.
+fn keep(is_local: bool) -> String {
     format!(
-        "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = {lock_ms}; \
-         SET LOCAL statement_timeout = {limit_ms}"
+        "SELECT set_config('synchronous_commit', 'on', {is_local}) \
+         WHERE current_setting('synchronous_commit') IN ('off', 'local')"
     )
 }
 
-/// Runs up to two statements in one transaction, and one more after it whose answer does not matter.
+/// What a session of ours has, so that its transactions need not say it: the isolation, and how long
+/// the server may take, so that a statement whose client has given up does not wait for ever.
+pub(super) fn session(limit: Duration) -> String {
+    let [lock_ms, limit_ms] = limits(limit);
+    format!(
+        "SET default_transaction_isolation = 'read committed'; \
+         SET default_transaction_read_only = off; \
+         SET lock_timeout = {lock_ms}; SET statement_timeout = {limit_ms}; {}",
+        keep(false)
+    )
+}
+
+/// The same for one transaction, where sessions are shared with strangers.
+fn opening(limit: Duration) -> String {
+    let [lock_ms, limit_ms] = limits(limit);
+    format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = {lock_ms}; \
+         SET LOCAL statement_timeout = {limit_ms}; {}",
+        keep(true)
+    )
+}
+
+/// Waiting for a lock ends first, so that it can be told from a slow statement. Zero would be none.
+fn limits(limit: Duration) -> [u128; 2] {
+    let limit_ms = limit.as_millis().max(1);
+    [(limit_ms * 4 / 5).max(1), limit_ms]
+}
+
+/// Runs up to three statements in one transaction; answers with the rows of each.
 ///
 /// A connection goes back to the pool only when all answers have come; when this is dropped or takes
 /// too long, it is closed.
 pub(super) async fn run(
     pool: &Pool,
     urgency: Urgency,
-    steps: [Option<Step<'_>>; 2],
-    afterwards: Option<Step<'_>>,
-) -> Result<[Vec<Row>; 2]> {
+    steps: [Option<Step<'_>>; 3],
+) -> Result<[Vec<Row>; 3]> {
     let mut has_tried = false;
     loop {
         let lease = pool.get(urgency).await?;
         // The server gives up first, and says why.
         let limit = pool.response_timeout() + Duration::from_millis(500);
-        let attempt = attempt(&lease, pool.response_timeout(), steps, afterwards);
+        let attempt = attempt(&lease, pool, steps);
         match tokio::time::timeout(limit, attempt).await {
             Err(_elapsed) => return Err(error::timeout()),
             Ok(Ok(rows)) => {
@@ -62,28 +85,31 @@ pub(super) async fn run(
 
 async fn attempt(
     lease: &Lease<'_>,
-    limit: Duration,
-    [first, second]: [Option<Step<'_>>; 2],
-    afterwards: Option<Step<'_>>,
-) -> Result<[Vec<Row>; 2], tokio_postgres::Error> {
-    let begin = begin(limit);
+    pool: &Pool,
+    [first, second, third]: [Option<Step<'_>>; 3],
+) -> Result<[Vec<Row>; 3], tokio_postgres::Error> {
+    if second.is_none() && !pool.is_pooled() {
+        // A statement alone is a transaction.
+        return Ok([run_step(lease, first).await?, Vec::new(), Vec::new()]);
+    }
+    let opening = if pool.is_pooled() { opening(pool.response_timeout()) } else { "BEGIN".into() };
     // In this order, and all before the first answer.
-    let (begun, first, second, committed, _told) = tokio::join!(
+    let (begun, first, second, third, committed) = tokio::join!(
         biased;
-        lease.client().batch_execute(&begin),
-        step(lease, first),
-        step(lease, second),
+        lease.client().batch_execute(&opening),
+        run_step(lease, first),
+        run_step(lease, second),
+        run_step(lease, third),
         lease.client().batch_execute("COMMIT"),
-        step(lease, afterwards),
     );
     begun?;
     // A statement that failed has undone everything, whatever the end says.
-    let rows = [first?, second?];
+    let rows = [first?, second?, third?];
     committed?;
     Ok(rows)
 }
 
-async fn step(
+async fn run_step(
     lease: &Lease<'_>,
     step: Option<Step<'_>>,
 ) -> Result<Vec<Row>, tokio_postgres::Error> {

@@ -1,8 +1,8 @@
 //! Wake-ups: one connection per backend that listens, and a sign at every awaited key.
 //!
 //! The sign is a shared advisory lock that the listening connection holds. A release tries the same
-//! lock for itself, after its commit: only when it does not get it somebody waits, and only then it
-//! notifies. Notifying serializes commits, so nobody pays for it when nobody waits.
+//! lock for itself: only when it does not get it somebody waits, and only then it notifies, after its
+//! commit. Notifying makes commits wait for each other, so nobody pays for it when nobody waits.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -43,20 +43,6 @@ enum Order {
     Subscribe { key: Key, confirmed: oneshot::Sender<bool> },
     /// Nobody waits for this key any more, unless somebody has come since.
     Idle { key: Key },
-}
-
-/// What is told of a release.
-pub(super) struct News {
-    channel: String,
-    payload: String,
-    table: i32,
-    key: String,
-}
-
-impl News {
-    pub(super) fn parameters(&self) -> [Parameter<'_>; 4] {
-        [&self.channel, &self.payload, &self.table, &self.key]
-    }
 }
 
 /// What a payload says: which key, without telling it.
@@ -109,14 +95,14 @@ impl Waker {
         Self { shared, orders, channel, table }
     }
 
-    /// What is told when this key is free.
-    pub(super) fn news(&self, key: &Key) -> News {
-        News {
-            channel: self.channel.clone(),
-            payload: payload(key),
-            table: self.table,
-            key: key.as_str().to_owned(),
-        }
+    /// The number of the table, by which signs at different tables are told apart.
+    pub(super) fn table(&self) -> i32 {
+        self.table
+    }
+
+    /// Where and what is told when this key is free.
+    pub(super) fn news(&self, key: &Key) -> (String, String) {
+        (self.channel.clone(), payload(key))
     }
 
     /// Puts up the sign of a key; answers when it is up.

@@ -1,0 +1,337 @@
+//! The tables of the TypeScript implementation: ours are the same column by column, and the two are
+//! peers in one database. Its side is played by its statements, from the description of its wire
+//! format.
+#![cfg(feature = "postgres")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde_json::Value;
+use syncguard::postgres::PostgresConfig;
+use syncguard::postgres::tokio_postgres::{self, Client, NoTls, Transaction};
+use syncguard::{
+    Acquire, AcquireRequest, Extend, ExtendRequest, Key, LockBackend, PostgresBackend, Release,
+    ReleaseRequest, Ttl, diagnostics,
+};
+use test_support::{PostgresOptions, PostgresServer};
+
+fn key(text: &str) -> Key {
+    Key::new(text).expect("valid")
+}
+
+fn ttl(ms: u64) -> Ttl {
+    Ttl::new(Duration::from_millis(ms)).expect("valid")
+}
+
+async fn raw(server: &PostgresServer) -> Client {
+    let (client, connection) =
+        tokio_postgres::connect(&server.url(), NoTls).await.expect("connects");
+    tokio::spawn(connection);
+    client
+}
+
+async fn connect(server: &PostgresServer) -> PostgresBackend {
+    let config = PostgresConfig::from_url(&server.url()).expect("a URL");
+    let backend = PostgresBackend::connect(config).await.expect("connects");
+    backend.setup_schema().await.expect("works");
+    backend
+}
+
+fn start() -> Option<PostgresServer> {
+    PostgresServer::start(&PostgresOptions::default().with(["fsync = off"]))
+}
+
+fn vectors() -> Value {
+    serde_json::from_str(include_str!("vectors/stored_state_postgres.json")).expect("JSON")
+}
+
+/// The statements of the TypeScript implementation.
+struct TypeScript {
+    client: Client,
+}
+
+const NOW: &str = "SELECT floor(extract(epoch FROM NOW()) * 1000)::bigint";
+
+impl TypeScript {
+    async fn now(transaction: &Transaction<'_>) -> i64 {
+        transaction.query_one(NOW, &[]).await.expect("works").get(0)
+    }
+
+    /// The fence, unless the key is locked.
+    async fn acquire(&mut self, key: &str, lock_id: &str, ttl_ms: i64) -> Option<i64> {
+        let transaction = self.client.transaction().await.expect("works");
+        let turn = "SELECT pg_advisory_xact_lock(hashtext($1))";
+        transaction.execute(turn, &[&key]).await.expect("works");
+        let now = Self::now(&transaction).await;
+        let read = "SELECT expires_at_ms FROM syncguard_locks WHERE key = $1";
+        let held = transaction.query_opt(read, &[&key]).await.expect("works");
+        if held.is_some_and(|row| row.get::<_, i64>(0) > now - 1000) {
+            transaction.commit().await.expect("works");
+            return None;
+        }
+        let counter = format!("fence:{key}");
+        let insert = "INSERT INTO syncguard_fence_counters (fence_key, fence, key_debug) VALUES \
+                      ($1, 0, $2) ON CONFLICT (fence_key) DO NOTHING";
+        transaction.execute(insert, &[&counter, &key]).await.expect("works");
+        let count = "UPDATE syncguard_fence_counters SET fence = fence + 1 WHERE fence_key = $1 \
+                     RETURNING fence";
+        let fence: i64 = transaction.query_one(count, &[&counter]).await.expect("works").get(0);
+        let upsert = "INSERT INTO syncguard_locks (key, lock_id, expires_at_ms, acquired_at_ms, \
+                      fence, user_key) VALUES ($1, $2, $3, $4, $5, $1) ON CONFLICT (key) DO UPDATE \
+                      SET lock_id = EXCLUDED.lock_id, expires_at_ms = EXCLUDED.expires_at_ms, \
+                      acquired_at_ms = EXCLUDED.acquired_at_ms, fence = EXCLUDED.fence, user_key = \
+                      EXCLUDED.user_key";
+        let (expires, text) = (now + ttl_ms, format!("{fence:015}"));
+        transaction.execute(upsert, &[&key, &lock_id, &expires, &now, &text]).await.expect("works");
+        transaction.commit().await.expect("works");
+        Some(fence)
+    }
+
+    async fn release(&mut self, lock_id: &str) -> bool {
+        let transaction = self.client.transaction().await.expect("works");
+        let now = Self::now(&transaction).await;
+        let read = "SELECT key, expires_at_ms FROM syncguard_locks WHERE lock_id = $1 FOR UPDATE";
+        let Some(row) = transaction.query_opt(read, &[&lock_id]).await.expect("works") else {
+            return false;
+        };
+        if row.get::<_, i64>(1) <= now - 1000 {
+            return false;
+        }
+        let delete = "DELETE FROM syncguard_locks WHERE key = $1";
+        transaction.execute(delete, &[&row.get::<_, &str>(0)]).await.expect("works");
+        transaction.commit().await.expect("works");
+        true
+    }
+
+    /// Extends, and takes its time between reading and writing.
+    async fn extend_slowly(&mut self, lock_id: &str, ttl_ms: i64, pause: Duration) -> bool {
+        let transaction = self.client.transaction().await.expect("works");
+        let now = Self::now(&transaction).await;
+        let read = "SELECT key, expires_at_ms FROM syncguard_locks WHERE lock_id = $1 FOR UPDATE";
+        let Some(row) = transaction.query_opt(read, &[&lock_id]).await.expect("works") else {
+            return false;
+        };
+        if row.get::<_, i64>(1) <= now - 1000 {
+            return false;
+        }
+        tokio::time::sleep(pause).await;
+        let update = "UPDATE syncguard_locks SET expires_at_ms = $1 WHERE key = $2";
+        let parameters: (i64, &str) = (now + ttl_ms, row.get(0));
+        transaction.execute(update, &[&parameters.0, &parameters.1]).await.expect("works");
+        transaction.commit().await.expect("works");
+        true
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_schema_is_that_of_the_vectors() {
+    let Some(server) = start() else { return };
+    let backend = connect(&server).await;
+    // Again changes nothing.
+    backend.setup_schema().await.expect("works");
+    let client = raw(&server).await;
+    let columns = client
+        .query(
+            "SELECT table_name::text, column_name::text, ordinal_position::int, data_type::text,
+               is_nullable::text, column_default::text
+             FROM information_schema.columns WHERE table_schema = 'public'
+             ORDER BY table_name, ordinal_position",
+            &[],
+        )
+        .await
+        .expect("works");
+    let columns: Vec<Value> = columns
+        .iter()
+        .map(|row| {
+            serde_json::json!({
+                "table_name": row.get::<_, &str>(0), "column_name": row.get::<_, &str>(1),
+                "ordinal_position": row.get::<_, i32>(2), "data_type": row.get::<_, &str>(3),
+                "is_nullable": row.get::<_, &str>(4),
+                "column_default": row.get::<_, Option<&str>>(5),
+            })
+        })
+        .collect();
+    assert_eq!(Value::from(columns), vectors()["postgresSchema"]["columns"]);
+    let indexes = client
+        .query(
+            "SELECT tablename::text, indexname::text, indexdef FROM pg_indexes
+             WHERE schemaname = 'public' ORDER BY tablename, indexname",
+            &[],
+        )
+        .await
+        .expect("works");
+    let indexes: Vec<Value> = indexes
+        .iter()
+        .map(|row| {
+            serde_json::json!({
+                "tablename": row.get::<_, &str>(0), "indexname": row.get::<_, &str>(1),
+                "indexdef": row.get::<_, &str>(2),
+            })
+        })
+        .collect();
+    assert_eq!(Value::from(indexes), vectors()["postgresSchema"]["indexes"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stored_rows_are_those_of_the_vectors() {
+    let Some(server) = start() else { return };
+    let (backend, client) = (connect(&server).await, raw(&server).await);
+    let mut compared = 0;
+    for case in vectors()["postgres"].as_array().expect("a list") {
+        if case["step"] != "acquire" {
+            continue;
+        }
+        client
+            .batch_execute("TRUNCATE syncguard_locks, syncguard_fence_counters")
+            .await
+            .expect("works");
+        let asked = key(case["call"]["key"].as_str().expect("a key"));
+        let life = case["call"]["ttlMs"].as_u64().expect("a number");
+        let request = AcquireRequest::new(asked.clone(), ttl(life)).expect("randomness");
+        assert!(matches!(backend.acquire(&request).await.expect("works"), Acquire::Acquired(_)));
+        let row = client.query_one("SELECT * FROM syncguard_locks", &[]).await.expect("one row");
+        let wanted = &case["state"]["locks"][0];
+        assert_eq!(row.get::<_, &str>("key"), wanted["key"]);
+        assert_eq!(row.get::<_, &str>("user_key"), wanted["user_key"]);
+        assert_eq!(row.get::<_, &str>("fence"), wanted["fence"]);
+        assert_eq!(row.get::<_, &str>("lock_id"), request.lock_id().expose());
+        let lived = row.get::<_, i64>("expires_at_ms") - row.get::<_, i64>("acquired_at_ms");
+        assert_eq!(lived, i64::try_from(life).expect("small"));
+        let counter = client.query_one("SELECT * FROM syncguard_fence_counters", &[]).await;
+        let counter = counter.expect("one row");
+        let wanted = &case["state"]["fenceCounters"][0];
+        assert_eq!(counter.get::<_, &str>("fence_key"), wanted["fence_key"]);
+        assert_eq!(counter.get::<_, i64>("fence").to_string(), wanted["fence"]);
+        assert_eq!(counter.get::<_, Option<&str>>("key_debug"), wanted["key_debug"].as_str());
+        compared += 1;
+    }
+    assert!(compared >= 2, "{compared}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_side_sees_releases_and_extends_the_others_locks() {
+    let Some(server) = start() else { return };
+    let backend = connect(&server).await;
+    let mut theirs = TypeScript { client: raw(&server).await };
+    let their_id = "AAAAAAAAAAAAAAAAAAAAAA";
+    assert_eq!(theirs.acquire("k", their_id, 30_000).await, Some(1));
+    let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
+    let outcome = backend.acquire(&request).await.expect("works");
+    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    let found = diagnostics::get_by_key_raw(&backend, &key("k")).await.expect("works");
+    assert_eq!(found.expect("held").lock_id.expose(), their_id);
+    let their_lock = syncguard::LockId::parse(their_id).expect("valid");
+    let extended = backend.extend(&ExtendRequest::new(their_lock, ttl(60_000))).await;
+    assert!(matches!(extended.expect("works"), Extend::Extended(_)));
+    let released = backend.release(&ReleaseRequest::new(their_lock)).await.expect("works");
+    assert_eq!(released, Release::Released);
+    let outcome = backend.acquire(&request).await.expect("works");
+    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(lease.fence().get(), 2, "one counter for both");
+    assert_eq!(theirs.acquire("k", their_id, 30_000).await, None);
+    let our_id = request.lock_id();
+    assert!(theirs.extend_slowly(our_id.expose(), 30_000, Duration::ZERO).await);
+    assert!(theirs.release(our_id.expose()).await);
+    assert_eq!(theirs.acquire("k", their_id, 30_000).await, Some(3));
+}
+
+/// Both sides at once on one key: never two holders, and no fence twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn both_sides_exclude_each_other_in_parallel() {
+    let Some(server) = start() else { return };
+    let backend = connect(&server).await;
+    let (holders, last) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let enter = {
+        let (holders, last) = (Arc::clone(&holders), Arc::clone(&last));
+        move |fence: u64| {
+            assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two holders");
+            let before = last.swap(fence, Ordering::SeqCst);
+            assert!(fence > before, "{fence} after {before}");
+        }
+    };
+    let mut tasks = Vec::new();
+    for task in 0..4 {
+        let (ours_enter, ours_holders) = (enter.clone(), Arc::clone(&holders));
+        let (enter, holders) = (enter.clone(), Arc::clone(&holders));
+        let mut theirs = TypeScript { client: raw(&server).await };
+        tasks.push(tokio::spawn(async move {
+            let mut granted = 0;
+            for round in 0..150 {
+                let lock_id = format!("{task}{round:021}");
+                if let Some(fence) = theirs.acquire("k", &lock_id, 30_000).await {
+                    enter(u64::try_from(fence).expect("positive"));
+                    tokio::task::yield_now().await;
+                    holders.fetch_sub(1, Ordering::SeqCst);
+                    assert!(theirs.release(&lock_id).await);
+                    granted += 1;
+                }
+            }
+            granted
+        }));
+        let (enter, holders) = (ours_enter.clone(), Arc::clone(&ours_holders));
+        let backend = backend.clone();
+        tasks.push(tokio::spawn(async move {
+            let mut granted = 0;
+            for _ in 0..150 {
+                let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
+                if let Acquire::Acquired(lease) = backend.acquire(&request).await.expect("works") {
+                    enter(lease.fence().get());
+                    tokio::task::yield_now().await;
+                    holders.fetch_sub(1, Ordering::SeqCst);
+                    let release = ReleaseRequest::new(request.lock_id());
+                    assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+                    granted += 1;
+                }
+            }
+            granted
+        }));
+    }
+    let mut granted = 0;
+    for task in tasks {
+        granted += task.await.expect("no panic");
+    }
+    assert_eq!(last.load(Ordering::SeqCst), granted, "every fence was granted once");
+}
+
+/// The defect B1 of the reference: an extend that lasts across the expiry and an acquire both win.
+/// Ours waits for the row and sees the extension.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acquire_waits_for_an_extend_that_is_under_way() {
+    let Some(server) = start() else { return };
+    let backend = connect(&server).await;
+    let mut theirs = TypeScript { client: raw(&server).await };
+    let their_id = "BBBBBBBBBBBBBBBBBBBBBB";
+    assert_eq!(theirs.acquire("k", their_id, 300).await, Some(1));
+    let extending = tokio::spawn(async move {
+        theirs.extend_slowly(their_id, 30_000, Duration::from_millis(2500)).await
+    });
+    // Dead by the clock, but being extended.
+    tokio::time::sleep(Duration::from_millis(1600)).await;
+    let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
+    let outcome = backend.acquire(&request).await.expect("works");
+    assert!(extending.await.expect("no panic"), "they were told that it is theirs");
+    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+}
+
+/// The defect B2: waiting must not eat the time to live.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_expiry_counts_from_after_the_wait() {
+    let Some(server) = start() else { return };
+    let (backend, blocker) = (connect(&server).await, raw(&server).await);
+    blocker
+        .batch_execute("BEGIN; SELECT pg_advisory_xact_lock(hashtext('k'))")
+        .await
+        .expect("free");
+    let acquiring = tokio::spawn(async move {
+        let request = AcquireRequest::new(key("k"), ttl(1500)).expect("randomness");
+        backend.acquire(&request).await
+    });
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    blocker.batch_execute("COMMIT").await.expect("works");
+    let outcome = acquiring.await.expect("no panic").expect("works");
+    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+    let now: i64 = blocker.query_one(NOW, &[]).await.expect("works").get(0);
+    let left = i64::try_from(lease.expires_at().as_millis()).expect("small") - now;
+    assert!(left > 700, "{left} ms are left of 1500");
+}

@@ -23,8 +23,24 @@ impl PostgresOptions {
     }
 
     /// Speaks TLS too.
+    ///
+    /// # Panics
+    ///
+    /// Never; the files are where they were made.
     #[must_use]
     pub fn with_tls(self, certificates: &Certificates) -> Self {
+        // The server insists that nobody but its own user can read its key.
+        let key = certificates.path("server.key");
+        let folder = Path::new(&key).parent().expect("files are in a folder");
+        let steps: [(&str, [&str; 2]); 3] = [
+            ("chmod", ["a+rX", &folder.display().to_string()]),
+            ("chown", ["postgres", &key]),
+            ("chmod", ["600", &key]),
+        ];
+        for (program, arguments) in steps {
+            // Without root the server runs as who made the files.
+            drop(Command::new(program).args(arguments).output());
+        }
         self.with([
             "ssl = on",
             &format!("ssl_cert_file = '{}'", certificates.path("server.pem")),

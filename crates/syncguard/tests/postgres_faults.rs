@@ -1,0 +1,492 @@
+//! The PostgreSQL backend when things go wrong: crashes, terminated sessions, strangers that sit on
+//! locks, cut connections, and everything that a person can get wrong.
+#![cfg(feature = "postgres")]
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use syncguard::postgres::tokio_postgres::{self, Client, NoTls};
+use syncguard::postgres::{FencedTable, PostgresConfig};
+use syncguard::{
+    Acquire, AcquireRequest, Advice, ErrorCode, Key, LockBackend, LockOptions, Locker, LostReason,
+    PostgresBackend, Release, ReleaseRequest, RetryPolicy, Ttl,
+};
+use test_support::{Certificates, Fault, PgBouncer, PostgresOptions, PostgresServer, Proxy};
+
+fn key(text: &str) -> Key {
+    Key::new(text).expect("valid")
+}
+
+fn request(text: &str) -> AcquireRequest {
+    AcquireRequest::new(key(text), Ttl::DEFAULT).expect("randomness")
+}
+
+fn config(url: &str) -> PostgresConfig {
+    PostgresConfig::from_url(url).expect("a URL").response_timeout(Duration::from_secs(2))
+}
+
+async fn connect(url: &str) -> PostgresBackend {
+    let backend = PostgresBackend::connect(config(url)).await.expect("connects");
+    backend.setup_schema().await.expect("works");
+    backend
+}
+
+fn start() -> Option<PostgresServer> {
+    PostgresServer::start(&PostgresOptions::default().with(["fsync = off"]))
+}
+
+async fn raw(server: &PostgresServer) -> Client {
+    let (client, connection) =
+        tokio_postgres::connect(&server.url(), NoTls).await.expect("connects");
+    tokio::spawn(connection);
+    client
+}
+
+/// One grant and its release; gives the fence.
+async fn cycle(backend: &PostgresBackend, name: &str) -> syncguard::Result<u64> {
+    let request = request(name);
+    let outcome = backend.acquire(&request).await?;
+    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+    let released = backend.release(&ReleaseRequest::new(request.lock_id())).await?;
+    assert_eq!(released, Release::Released);
+    Ok(lease.fence().get())
+}
+
+/// Waits until something holds, and says what if it does not.
+async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
+    let started = Instant::now();
+    while !check().await {
+        assert!(started.elapsed() < Duration::from_secs(30), "{what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// A locker that hears of releases or never.
+fn waiter(backend: PostgresBackend) -> Locker<PostgresBackend> {
+    let much_later = Duration::from_hours(1);
+    let retry = RetryPolicy { delay: much_later, ..RetryPolicy::default() };
+    let options = LockOptions::default().timeout(Duration::from_secs(30)).retry(retry);
+    let options = options.ride_out_errors(true);
+    Locker::builder(backend).options(options).poll_interval(much_later).build().expect("a runtime")
+}
+
+/// A release in one backend wakes a waiter in another.
+async fn wakes(holder: &PostgresBackend, there: &PostgresBackend) {
+    let mut guard = waiter(holder.clone()).lock("w").await.expect("free");
+    let waiter = waiter(there.clone());
+    let waiting = tokio::spawn(async move { waiter.lock("w").await.map(drop) });
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    let woken = tokio::time::timeout(Duration::from_secs(10), waiting).await;
+    woken.expect("woken, not polled").expect("no panic").expect("acquired");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_fence_repeats_after_a_crash_and_the_client_recovers() {
+    let Some(mut server) = PostgresServer::start(&PostgresOptions::default()) else { return };
+    let backend = connect(&server.url()).await;
+    let mut last = 0;
+    for _ in 0..2 {
+        for _ in 0..10 {
+            let fence = cycle(&backend, "k").await.expect("works");
+            assert!(fence > last);
+            last = fence;
+        }
+        server.crash();
+        assert!(backend.is_locked(&key("k")).await.is_err(), "typed, not a hang");
+        server.run();
+        eventually("the backend is back", async || backend.is_locked(&key("k")).await.is_ok())
+            .await;
+    }
+    wakes(&backend, &backend).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wake_ups_survive_terminated_sessions() {
+    let Some(server) = start() else { return };
+    let (one, two) = (connect(&server.url()).await, connect(&server.url()).await);
+    wakes(&one, &two).await;
+    let terminate = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE \
+                     application_name = 'syncguard'";
+    assert_ne!(server.sql(terminate), "0");
+    eventually("both are back", async || cycle(&one, "k").await.is_ok()).await;
+    eventually("both are back", async || cycle(&two, "k").await.is_ok()).await;
+    wakes(&one, &two).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_that_sit_on_locks_are_a_timeout() {
+    let Some(server) = start() else { return };
+    let (backend, stranger) = (connect(&server.url()).await, raw(&server).await);
+    // On the advisory number of the key.
+    stranger.batch_execute("SELECT pg_advisory_lock(hashtext('k'))").await.expect("free");
+    let started = Instant::now();
+    let error = backend.acquire(&request("k")).await.expect_err("somebody sits there");
+    assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
+    assert!(!error.may_have_taken_effect(), "{error:?}");
+    assert!(started.elapsed() < Duration::from_secs(5), "it does not hang");
+    assert!(cycle(&backend, "other").await.is_ok());
+    stranger.batch_execute("SELECT pg_advisory_unlock(hashtext('k'))").await.expect("held");
+    assert!(cycle(&backend, "k").await.is_ok());
+    // On the row.
+    let held = request("row");
+    assert!(matches!(backend.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
+    stranger
+        .batch_execute("BEGIN; SELECT FROM syncguard_locks WHERE key = 'row' FOR UPDATE")
+        .await
+        .expect("works");
+    let error = backend.release(&ReleaseRequest::new(held.lock_id())).await.expect_err("locked");
+    assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
+    // A contended acquire only reads, so nothing holds it up.
+    let outcome = backend.acquire(&request("row")).await.expect("works");
+    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    stranger.batch_execute("COMMIT").await.expect("works");
+    let released = backend.release(&ReleaseRequest::new(held.lock_id())).await.expect("works");
+    assert_eq!(released, Release::Released);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_contended_acquire_writes_and_locks_nothing() {
+    let Some(server) = start() else { return };
+    let (backend, watcher) = (connect(&server.url()).await, raw(&server).await);
+    let held = request("k");
+    assert!(matches!(backend.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
+    let position = async || -> String {
+        let asked = "SELECT pg_current_wal_insert_lsn()::text";
+        watcher.query_one(asked, &[]).await.expect("works").get(0)
+    };
+    let quiet = async || -> bool {
+        let one = position().await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        one == position().await
+    };
+    eventually("the server is quiet", quiet).await;
+    let before = position().await;
+    for _ in 0..50 {
+        let outcome = backend.acquire(&request("k")).await.expect("works");
+        assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    }
+    assert_eq!(position().await, before, "nothing was written");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_default_of_serializable_does_not_matter() {
+    let options = PostgresOptions::default()
+        .with(["fsync = off", "default_transaction_isolation = 'serializable'"])
+        .with(["default_transaction_read_only = on"]);
+    let Some(server) = PostgresServer::start(&options) else { return };
+    let backend = connect(&server.url()).await;
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let locker = waiter(backend.clone());
+            tokio::spawn(async move {
+                for _ in 0..25 {
+                    let mut guard = locker.lock("k").await.expect("acquired");
+                    assert_eq!(guard.release().await.expect("works"), Release::Released);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    assert_eq!(cycle(&backend, "k").await.expect("works"), 201);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_connection_and_fifty_waiters_whose_holder_must_release() {
+    let Some(server) = start() else { return };
+    let small = config(&server.url()).pool_size(1);
+    let backend = PostgresBackend::connect(small).await.expect("connects");
+    backend.setup_schema().await.expect("works");
+    let options = LockOptions::default().timeout(Duration::from_mins(1)).renew();
+    let locker = Locker::builder(backend).options(options).build().expect("in a runtime");
+    let mut guard = locker.lock("k").await.expect("free");
+    let waiters: Vec<_> = (0..50)
+        .map(|_| {
+            let locker = locker.clone();
+            tokio::spawn(async move { locker.lock("k").await.map(drop) })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    for waiter in waiters {
+        waiter.await.expect("no panic").expect("acquired");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn twenty_set_up_the_schema_at_once() {
+    let Some(server) = start() else { return };
+    let tasks: Vec<_> = (0..20)
+        .map(|_| {
+            let config = config(&server.url()).response_timeout(Duration::from_secs(20));
+            tokio::spawn(async move {
+                let backend = PostgresBackend::connect(config).await.expect("connects");
+                backend.setup_schema().await.expect("works");
+                cycle(&backend, "k").await
+            })
+        })
+        .collect();
+    for task in tasks {
+        // Some meet the others' lock, which is no failure of the schema.
+        drop(task.await);
+    }
+    let tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'";
+    assert_eq!(server.sql(tables), "2");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn resets_leave_no_orphan_and_mix_up_no_reply() {
+    let Some(server) = start() else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let direct = connect(&server.url()).await;
+    let url = format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port());
+    let through = PostgresBackend::connect(config(&url).pool_size(1)).await.expect("connects");
+    let options = LockOptions::default().timeout(Duration::from_secs(5));
+    let locker = Locker::builder(through).options(options).build().expect("in a runtime");
+    let mut random = 1_u64;
+    let (mut cut, mut granted) = (0, 0);
+    for round in 0..120 {
+        proxy.set(Fault::None);
+        eventually("connected", async || locker.backend().is_locked(&key("k")).await.is_ok()).await;
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        proxy.set(Fault::ResetAfter(usize::try_from((random >> 33) % 500).expect("small")));
+        let key = key(&format!("k{}", round % 7));
+        match locker.try_lock(&key).await {
+            Ok(Some(mut guard)) => {
+                granted += 1;
+                let found = syncguard::diagnostics::get_by_key_raw(&direct, &key).await;
+                let found = found.expect("works").expect("what was granted is there");
+                assert_eq!(found.lock_id, guard.lock_id(), "a reply was mixed up");
+                drop(guard.release().await);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                cut += 1;
+                assert!(error.is_retryable(), "{error:?}");
+            }
+        }
+    }
+    proxy.set(Fault::None);
+    locker.shutdown_within(Duration::from_mins(1)).await.expect("all undone");
+    assert!(cut > 10 && granted > 10, "{cut} cut, {granted} granted");
+    for number in 0..7 {
+        let key = key(&format!("k{number}"));
+        assert!(!direct.is_locked(&key).await.expect("works"), "an orphan at {key:?}");
+    }
+    // A black hole is a timeout.
+    proxy.set(Fault::BlackHole);
+    let started = Instant::now();
+    let error = locker.backend().acquire(&request("hole")).await.expect_err("nobody answers");
+    assert!(error.is_retryable(), "{error:?}");
+    assert!(started.elapsed() < Duration::from_secs(10), "it does not hang");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pooler_that_nobody_told_us_about_is_noticed() {
+    let Some(server) = start() else { return };
+    let Some(pooler) = PgBouncer::start(&server) else { return };
+    drop(connect(&server.url()).await);
+    let backend = PostgresBackend::connect(config(&pooler.url())).await.expect("connects");
+    let tasks: Vec<_> = (0..16)
+        .map(|task| {
+            let backend = backend.clone();
+            tokio::spawn(async move {
+                for _ in 0..20 {
+                    // At most a few errors until it is noticed, and nothing half done.
+                    if let Err(error) = cycle(&backend, &format!("k{task}")).await {
+                        assert!(!format!("{error:?}").is_empty());
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    for task in 0..16 {
+        assert!(cycle(&backend, &format!("k{task}")).await.is_ok(), "it works by now");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_write_of_a_paused_holder_is_refused_by_the_fence() {
+    let Some(server) = start() else { return };
+    let options = LockOptions::default().ttl(Ttl::new(Duration::from_millis(200)).expect("valid"));
+    let locker = Locker::builder(connect(&server.url()).await).options(options).build();
+    let locker = locker.expect("in a runtime");
+    let fenced = FencedTable::new("syncguard_fenced").expect("a name");
+    let mut client = raw(&server).await;
+    client.batch_execute(&fenced.schema_sql()).await.expect("works");
+    client.batch_execute("CREATE TABLE documents (text text)").await.expect("works");
+    let paused = locker.lock("document").await.expect("free");
+    assert_eq!(paused.lost().await, LostReason::Expired);
+    let current = locker.lock("document").await.expect("taken over");
+    for (holder, is_accepted) in [(&current, true), (&paused, false), (&current, true)] {
+        let transaction = client.transaction().await.expect("works");
+        let checked = fenced.check(&transaction, holder.key(), holder.fence()).await;
+        assert_eq!(checked.is_ok(), is_accepted);
+        if checked.is_ok() {
+            transaction.execute("INSERT INTO documents VALUES ('x')", &[]).await.expect("works");
+            transaction.commit().await.expect("works");
+        }
+    }
+    assert_eq!(server.sql("SELECT count(*) FROM documents"), "2");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_as_sslmode_says() {
+    let certificates = Certificates::new();
+    let options = PostgresOptions::default().with(["fsync = off"]).with_tls(&certificates);
+    let Some(server) = PostgresServer::start(&options) else { return };
+    let (ca, stranger) = (certificates.path("ca.pem"), Certificates::new());
+    let other_ca = stranger.path("ca.pem");
+    let port = server.port();
+    let is_encrypted = async |query: &str| -> Result<bool, syncguard::Error> {
+        let url =
+            format!("postgres://postgres@127.0.0.1:{port}/postgres?{query}&application_name=tls");
+        let backend = PostgresBackend::connect(config(&url)).await?;
+        backend.setup_schema().await?;
+        assert!(!backend.is_locked(&key("k")).await?);
+        let asked = "SELECT bool_or(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE \
+                     application_name = 'tls'";
+        let answer = server.sql(asked) == "t";
+        drop(backend);
+        eventually("gone", async || {
+            server.sql("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tls'")
+                == "0"
+        })
+        .await;
+        Ok(answer)
+    };
+    assert!(!is_encrypted("sslmode=disable").await.expect("connects"));
+    for query in [
+        "sslmode=prefer".to_owned(),
+        "sslmode=require".to_owned(),
+        format!("sslmode=verify-ca&sslrootcert={ca}"),
+        format!("sslmode=verify-full&sslrootcert={ca}"),
+    ] {
+        assert!(is_encrypted(&query).await.expect("connects"), "{query}");
+    }
+    for query in [
+        format!("sslmode=require&sslrootcert={other_ca}"),
+        format!("sslmode=verify-ca&sslrootcert={other_ca}"),
+        format!("sslmode=verify-full&sslrootcert={other_ca}"),
+    ] {
+        let error = is_encrypted(&query).await.expect_err("nobody vouches for it");
+        assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{query}: {error:?}");
+    }
+    // A server without TLS, where TLS is asked for.
+    let plain = start().expect("installed");
+    let url = format!("{}?sslmode=require", plain.url());
+    let error = PostgresBackend::connect(config(&url)).await.expect_err("no TLS");
+    assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_person_gets_wrong_has_a_code_and_no_password_in_it() {
+    let options = PostgresOptions::default().with(["fsync = off"]).with_password();
+    let Some(server) = PostgresServer::start(&options) else { return };
+    let port = server.port();
+    let cases = [
+        (format!("postgres://postgres:canary@127.0.0.1:{port}/postgres"), ErrorCode::AuthFailed),
+        (format!("postgres://postgres@127.0.0.1:{port}/postgres"), ErrorCode::InvalidArgument),
+        (format!("postgres://postgres:right@127.0.0.1:{port}/nowhere"), ErrorCode::InvalidArgument),
+        (
+            "postgres://postgres:canary@127.0.0.1:1/postgres".to_owned(),
+            ErrorCode::ServiceUnavailable,
+        ),
+        ("postgres://postgres:canary@127.0.0.1:x/postgres".to_owned(), ErrorCode::InvalidArgument),
+        ("mysql://canary".to_owned(), ErrorCode::InvalidArgument),
+        ("postgres://h/d?canary=1".to_owned(), ErrorCode::InvalidArgument),
+        ("postgres://h/d?sslmode=canary".to_owned(), ErrorCode::InvalidArgument),
+        (
+            "postgres://h/d?locks_table=x%22%3B%20drop%20table%20y%3B%20--".to_owned(),
+            ErrorCode::InvalidArgument,
+        ),
+        (
+            "postgres://h/d?locks_table=same&fences_table=same".to_owned(),
+            ErrorCode::InvalidArgument,
+        ),
+        ("postgres://h/d?pool_size=0".to_owned(), ErrorCode::InvalidArgument),
+    ];
+    for (url, expected) in cases {
+        let started = Instant::now();
+        let error = match PostgresConfig::from_url(&url) {
+            Ok(config) => PostgresBackend::connect(config).await.expect_err("it must be refused"),
+            Err(error) => error,
+        };
+        assert_eq!(error.code(), expected, "{url}: {error:?}");
+        assert!(started.elapsed() < Duration::from_secs(7), "it does not hang");
+        let mut shown = format!("{error} {error:?}");
+        let mut source = std::error::Error::source(&error);
+        while let Some(cause) = source {
+            write!(shown, " {cause} {cause:?}").expect("writing to a string");
+            source = cause.source();
+        }
+        assert!(!shown.contains("canary"), "{shown}");
+    }
+    let right = format!("postgres://postgres:right@127.0.0.1:{port}/postgres");
+    let backend = connect(&right).await;
+    assert!(cycle(&backend, "k").await.is_ok());
+    // A user without rights, and one with those that are enough.
+    let (client, connection) = tokio_postgres::connect(&right, NoTls).await.expect("connects");
+    tokio::spawn(connection);
+    client.batch_execute("CREATE ROLE app LOGIN PASSWORD 'app'").await.expect("works");
+    let as_app = format!("postgres://app:app@127.0.0.1:{port}/postgres");
+    let app = PostgresBackend::connect(config(&as_app)).await.expect("connects");
+    let error = app.acquire(&request("k")).await.expect_err("no rights");
+    assert_eq!(error.code(), ErrorCode::AuthFailed, "{error:?}");
+    let error = app.setup_schema().await;
+    drop(error);
+    client
+        .batch_execute(
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON syncguard_locks TO app;
+             GRANT SELECT, INSERT, UPDATE ON syncguard_fence_counters TO app",
+        )
+        .await
+        .expect("works");
+    assert!(cycle(&app, "k").await.is_ok(), "the documented rights are enough");
+    wakes(&app, &app).await;
+    // Tables that are missing.
+    let config = config(&right).tables("missing_locks", "missing_fences");
+    let backend = PostgresBackend::connect(config).await.expect("connects");
+    let error = backend.acquire(&request("k")).await.expect_err("no tables");
+    assert_eq!(error.code(), ErrorCode::InvalidArgument, "{error:?}");
+    assert!(error.to_string().contains("setup_schema"), "{error}");
+    let advice = backend.advice().await.expect("works");
+    assert!(advice.iter().any(|advice| advice.subject() == "tables"), "{advice:?}");
+    backend.setup_schema().await.expect("works");
+    assert!(cycle(&backend, "k").await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn advice_says_what_can_be_lost() {
+    let options = PostgresOptions::default().with([
+        "fsync = off",
+        "full_page_writes = off",
+        "synchronous_commit = off",
+    ]);
+    let Some(server) = PostgresServer::start(&options) else { return };
+    let backend = connect(&server.url()).await;
+    let subjects = async || -> Vec<&'static str> {
+        backend.advice().await.expect("works").iter().map(Advice::subject).collect()
+    };
+    assert_eq!(subjects().await, ["fsync", "full_page_writes"], "our sessions raise the third");
+    assert!(server.sql("ALTER TABLE syncguard_locks SET UNLOGGED").contains("ALTER"));
+    assert_eq!(subjects().await, ["fsync", "full_page_writes", "unlogged"]);
+    // A schema of its own, and long names.
+    assert!(server.sql("CREATE SCHEMA billing").contains("CREATE"));
+    let long = "a".repeat(60);
+    let tables = (format!("billing.{long}"), format!("billing.f{long}"));
+    let config = config(&server.url()).tables(tables.0, tables.1);
+    let sql = config.schema_sql().expect("valid");
+    assert!(sql.contains("CREATE TABLE IF NOT EXISTS \"billing\""), "{sql}");
+    let backend = PostgresBackend::connect(config).await.expect("connects");
+    backend.setup_schema().await.expect("works");
+    backend.setup_schema().await.expect("works again");
+    assert_eq!(cycle(&backend, "k").await.expect("works"), 1);
+    let indexes = "SELECT count(*) FROM pg_indexes WHERE schemaname = 'billing'";
+    assert_eq!(server.sql(indexes), "4");
+}

@@ -22,7 +22,7 @@ const QUESTION: &str = "
 pub(super) async fn ask(pool: &Pool, locks: &str, fences: &str) -> Result<Vec<Advice>> {
     let question = Sql { text: QUESTION.to_owned(), types: &[Type::TEXT, Type::TEXT] };
     let step: Step<'_> = (&question, &[&locks, &fences]);
-    let [rows, ..] = transaction::run(pool, Urgency::Ordinary, [Some(step), None, None]).await?;
+    let [rows, _] = transaction::run(pool, Urgency::Ordinary, [Some(step), None]).await?;
     let row = rows.first().ok_or_else(error::nonsense)?;
     let mut found = Vec::new();
     if column::<&str>(row, 0)? == "off" {

@@ -135,8 +135,7 @@ impl PostgresBackend {
 
     /// Runs one statement.
     async fn run(&self, urgency: Urgency, step: Step<'_>) -> Result<Vec<Row>> {
-        let [rows, ..] =
-            transaction::run(&self.shared.pool, urgency, [Some(step), None, None]).await?;
+        let [rows, _] = transaction::run(&self.shared.pool, urgency, [Some(step), None]).await?;
         Ok(rows)
     }
 
@@ -270,11 +269,9 @@ impl PostgresBackend {
         let (id, largest) = (lock_id.expose(), integer(Fence::MAX.get()));
         let statements = &self.shared.statements;
         let turn: Step<'_> = (&statements.turn, &[&key, &tolerance]);
-        let lock_row: Step<'_> = (&statements.lock_row, &[&key, &tolerance]);
         let take: Step<'_> = (&statements.take, &[&key, &tolerance, &id, &ttl, &largest]);
-        let steps = [Some(turn), Some(lock_row), Some(take)];
-        let [seen, _, taken] =
-            transaction::run(&self.shared.pool, Urgency::Ordinary, steps).await?;
+        let steps = [Some(turn), Some(take)];
+        let [seen, taken] = transaction::run(&self.shared.pool, Urgency::Ordinary, steps).await?;
         if let Some(taken) = taken.first() {
             let granted = fence(column(taken, 0)?)?;
             granted.warn_near_the_end(request.key());
@@ -302,12 +299,14 @@ impl PostgresBackend {
         let (id, table) = (lock_id.expose(), self.shared.waker.table());
         let release: Step<'_> = (&self.shared.statements.release, &[&id, &tolerance, &table]);
         let rows = self.run(Urgency::Urgent, release).await?;
-        let row = rows.first().ok_or_else(error::nonsense)?;
-        let Some(key) = column::<Option<&str>>(row, 0)? else {
-            return absence(row).map(Release::NotHeld);
+        let Some(row) = rows.first() else {
+            // Nothing was changed; a second question says why.
+            let found = self.find(&self.shared.statements.by_id, id).await?;
+            let absence = if found.is_some() { Absence::Expired } else { Absence::NotFound };
+            return Ok(Release::NotHeld(absence));
         };
-        if column::<Option<bool>>(row, 2)?.unwrap_or(false) {
-            self.tell(&Key::new(key).map_err(|_cause| error::foreign())?);
+        if column(row, 1)? {
+            self.tell(&Key::new(column::<&str>(row, 0)?).map_err(|_cause| error::foreign())?);
         }
         Ok(Release::Released)
     }
@@ -327,8 +326,8 @@ impl PostgresBackend {
         let (id, ttl) = (lock_id.expose(), integer(request.ttl().as_millis()));
         let turn: Step<'_> = (&self.shared.statements.turn_by_id, &[&id]);
         let extend: Step<'_> = (&self.shared.statements.extend, &[&id, &tolerance, &ttl]);
-        let steps = [Some(turn), Some(extend), None];
-        let [_, rows, _] = transaction::run(&self.shared.pool, Urgency::Urgent, steps).await?;
+        let steps = [Some(turn), Some(extend)];
+        let [_, rows] = transaction::run(&self.shared.pool, Urgency::Urgent, steps).await?;
         let row = rows.first().ok_or_else(error::nonsense)?;
         if let Some(expires_at) = column::<Option<i64>>(row, 0)? {
             return Ok(Extend::Extended(Extension::new(millis(expires_at)?)));

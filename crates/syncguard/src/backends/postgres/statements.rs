@@ -20,7 +20,6 @@ pub(super) struct Sql {
 #[derive(Clone, Debug)]
 pub(super) struct Statements {
     pub(super) turn: Sql,
-    pub(super) lock_row: Sql,
     pub(super) take: Sql,
     pub(super) counter: Sql,
     pub(super) release: Sql,
@@ -59,7 +58,6 @@ impl Statements {
         let names = &[locks.quoted(), fences.quoted()];
         Self {
             turn: sql!("sql/turn.sql", names, [Type::TEXT, Type::INT8]),
-            lock_row: sql!("sql/lock_row.sql", names, [Type::TEXT, Type::INT8]),
             counter: sql!("sql/counter.sql", names, [Type::TEXT]),
             take: sql!(
                 "sql/take.sql",
@@ -78,10 +76,9 @@ impl Statements {
     }
 
     /// In the order in which a connection keeps them.
-    pub(super) fn all(&self) -> [&Sql; 12] {
+    pub(super) fn all(&self) -> [&Sql; 11] {
         [
             &self.turn,
-            &self.lock_row,
             &self.take,
             &self.counter,
             &self.release,

@@ -48,15 +48,15 @@ fn limits(limit: Duration) -> [u128; 2] {
     [(limit_ms * 4 / 5).max(1), limit_ms]
 }
 
-/// Runs up to three statements in one transaction; answers with the rows of each.
+/// Runs one or two statements in one transaction; answers with the rows of each.
 ///
 /// A connection goes back to the pool only when all answers have come; when this is dropped or takes
 /// too long, it is closed.
 pub(super) async fn run(
     pool: &Pool,
     urgency: Urgency,
-    steps: [Option<Step<'_>>; 3],
-) -> Result<[Vec<Row>; 3]> {
+    steps: [Option<Step<'_>>; 2],
+) -> Result<[Vec<Row>; 2]> {
     let mut has_tried = false;
     loop {
         let lease = pool.get(urgency).await?;
@@ -86,25 +86,24 @@ pub(super) async fn run(
 async fn attempt(
     lease: &Lease<'_>,
     pool: &Pool,
-    [first, second, third]: [Option<Step<'_>>; 3],
-) -> Result<[Vec<Row>; 3], tokio_postgres::Error> {
+    [first, second]: [Option<Step<'_>>; 2],
+) -> Result<[Vec<Row>; 2], tokio_postgres::Error> {
     if second.is_none() && !pool.is_pooled() {
         // A statement alone is a transaction.
-        return Ok([run_step(lease, first).await?, Vec::new(), Vec::new()]);
+        return Ok([run_step(lease, first).await?, Vec::new()]);
     }
     let opening = if pool.is_pooled() { opening(pool.response_timeout()) } else { "BEGIN".into() };
     // In this order, and all before the first answer.
-    let (begun, first, second, third, committed) = tokio::join!(
+    let (begun, first, second, committed) = tokio::join!(
         biased;
         lease.client().batch_execute(&opening),
         run_step(lease, first),
         run_step(lease, second),
-        run_step(lease, third),
         lease.client().batch_execute("COMMIT"),
     );
     begun?;
     // A statement that failed has undone everything, whatever the end says.
-    let rows = [first?, second?, third?];
+    let rows = [first?, second?];
     committed?;
     Ok(rows)
 }

@@ -1,11 +1,7 @@
 -- release: delete the lock if this id holds it and it is live, and look whether somebody waits for it:
 -- then the lock that shows it cannot be had.
 -- $1 lock id   $2 tolerance in ms   $3 number of the table
--- answers the key that is free now, the fence of what was there before, and whether somebody waits
-WITH gone AS (
-  DELETE FROM {locks}
-  WHERE lock_id = $1 AND expires_at_ms > {now} - $2 AND {sensible}
-  RETURNING key)
-SELECT gone.key, (SELECT fence FROM {locks} WHERE lock_id = $1),
-  CASE WHEN gone.key IS NOT NULL THEN NOT pg_try_advisory_xact_lock($3, hashtext(gone.key)) END
-FROM (SELECT) AS always LEFT JOIN gone ON true
+-- answers the key that is free now and whether somebody waits, or nothing
+DELETE FROM {locks}
+WHERE lock_id = $1 AND expires_at_ms > {now} - $2 AND {sensible}
+RETURNING key, NOT pg_try_advisory_xact_lock($3, hashtext(key))

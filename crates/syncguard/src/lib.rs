@@ -68,6 +68,9 @@ mod guide {
     struct Fencing;
     #[doc = include_str!("../../../docs/guide/getting-started.md")]
     struct GettingStarted;
+    #[cfg(feature = "postgres")]
+    #[doc = include_str!("../../../docs/guide/postgres.md")]
+    struct Postgres;
     #[cfg(feature = "redis")]
     #[doc = include_str!("../../../docs/guide/redis.md")]
     struct Redis;

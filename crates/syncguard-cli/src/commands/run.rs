@@ -78,6 +78,7 @@ async fn supervise(
     guard: &LockGuard<AnyBackend>,
 ) -> Result<u8, Failure> {
     let mut changed = waiting::listen(Signal::SIGCHLD)?;
+    let mut stop = waiting::listen(Signal::SIGTSTP)?;
     let (sender, mut signals) = tokio::sync::mpsc::unbounded_channel();
     for signal in FORWARDED {
         let (mut heard, sender) = (waiting::listen(signal)?, sender.clone());
@@ -107,6 +108,8 @@ async fn supervise(
         tokio::select! {
             _ = changed.recv() => {}
             Some(signal) = signals.recv() => process.forward(signal),
+            // Typed in a pipeline, where the terminal is ours: we follow when the command stops.
+            _ = stop.recv() => process.send(Signal::SIGTSTP),
             reason = guard.lost() => break lost(reason).to_owned(),
             () = &mut too_long => {
                 let longest = output::duration(args.max_hold.unwrap_or_default());

@@ -43,7 +43,7 @@ pub(super) async fn ask(pool: &Pool, locks: &str, fences: &str) -> Result<Vec<Ad
         found.push(Advice::new(
             "synchronous_commit",
             "postgres confirms before it has flushed (synchronous_commit): grants and extends raise \
-             it for themselves, releases do not",
+             it for themselves, releases and other programs do not",
         ));
     }
     if column::<i64>(row, 3)? > 0 {

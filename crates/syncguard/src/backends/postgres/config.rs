@@ -17,7 +17,7 @@ const OPTIONS: &str = "locks_table, fences_table, pool_size, pooler, response_ti
                        sslkey, and those of libpq that the driver knows";
 
 /// Options of libpq that are the driver's business.
-const DRIVER_OPTIONS: [&str; 12] = [
+const DRIVER_OPTIONS: [&str; 18] = [
     "user",
     "password",
     "dbname",
@@ -30,6 +30,12 @@ const DRIVER_OPTIONS: [&str; 12] = [
     "channel_binding",
     "keepalives",
     "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_retries",
+    "tcp_user_timeout",
+    "load_balance_hosts",
+    "sslnegotiation",
+    "connect_timeout",
 ];
 
 /// What can be chosen about a [`PostgresBackend`](super::PostgresBackend).
@@ -121,7 +127,8 @@ impl PostgresConfig {
         Ok(config)
     }
 
-    /// The driver's own configuration.
+    /// The driver's own configuration. TLS is as by [`from_url`](Self::from_url): verified unless the
+    /// server is on this machine or the driver is told to do without.
     #[must_use]
     pub fn from_driver(driver: tokio_postgres::Config) -> Self {
         let is_here = |host: &Host| match host {
@@ -132,9 +139,18 @@ impl PostgresConfig {
             #[cfg(unix)]
             Host::Unix(_) => true,
         };
-        let is_here = driver.get_hosts().iter().all(is_here);
+        // An address beside the name is where the connection goes.
+        let is_here = !driver.get_hosts().is_empty()
+            && driver.get_hosts().iter().all(is_here)
+            && driver.get_hostaddrs().iter().all(std::net::IpAddr::is_loopback);
+        let ssl_mode = match (driver.get_ssl_mode(), is_here) {
+            (tokio_postgres::config::SslMode::Disable, _) => SslMode::Disable,
+            (tokio_postgres::config::SslMode::Require, true) => SslMode::Require,
+            (_, true) => SslMode::Prefer,
+            (_, false) => SslMode::VerifyFull,
+        };
         Self {
-            ssl_mode: if is_here { SslMode::Prefer } else { SslMode::VerifyFull },
+            ssl_mode,
             driver,
             files: Files::default(),
             locks_table: Self::DEFAULT_LOCKS_TABLE.to_owned(),

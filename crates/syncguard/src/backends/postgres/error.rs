@@ -111,6 +111,11 @@ pub(super) fn is_poolers(error: &tokio_postgres::Error) -> bool {
     error.code().is_some_and(|state| unknown.contains(state))
 }
 
+/// Whether settings that a session was to begin with were refused, as a pooler does.
+pub(super) fn is_refused_setting(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::PROTOCOL_VIOLATION)
+}
+
 /// No answer came in time.
 pub(super) fn timeout() -> Error {
     Error::new(ErrorCode::NetworkTimeout, "postgres did not answer in time")

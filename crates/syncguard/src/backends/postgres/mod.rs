@@ -140,9 +140,13 @@ impl PostgresBackend {
     }
 
     /// The lock that a statement finds, dead or alive, and the server's time.
-    async fn find(&self, sql: &Sql, parameter: &str) -> Result<Option<(StoredLock, Timestamp)>> {
-        let step: Step<'_> = (sql, &[&parameter]);
-        let rows = self.run(Urgency::Ordinary, step).await?;
+    async fn find(
+        &self,
+        urgency: Urgency,
+        sql: &Sql,
+        parameter: &str,
+    ) -> Result<Option<(StoredLock, Timestamp)>> {
+        let rows = self.run(urgency, (sql, &[&parameter])).await?;
         rows.first().map(stored).transpose()
     }
 
@@ -227,7 +231,8 @@ impl LockBackend for PostgresBackend {
     }
 
     async fn is_locked(&self, key: &Key) -> Result<bool> {
-        let found = self.find(&self.shared.statements.by_key, key.as_str()).await;
+        let found =
+            self.find(Urgency::Ordinary, &self.shared.statements.by_key, key.as_str()).await;
         let found = found.map_err(|error| named(error.with_key(key), "is_locked"))?;
         let Some((lock, now)) = found else { return Ok(false) };
         if self.shared.cleanup.admits(lock.expires_at, now) {
@@ -237,12 +242,14 @@ impl LockBackend for PostgresBackend {
     }
 
     async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
-        let found = self.find(&self.shared.statements.by_key, key.as_str()).await;
+        let found =
+            self.find(Urgency::Ordinary, &self.shared.statements.by_key, key.as_str()).await;
         found.map(live).map_err(|error| named(error.with_key(key), "lookup"))
     }
 
     async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
-        let found = self.find(&self.shared.statements.by_id, lock_id.expose()).await;
+        let found =
+            self.find(Urgency::Ordinary, &self.shared.statements.by_id, lock_id.expose()).await;
         found.map(live).map_err(|error| named(error.with_lock_id(*lock_id), "lookup"))
     }
 
@@ -301,7 +308,7 @@ impl PostgresBackend {
         let rows = self.run(Urgency::Urgent, release).await?;
         let Some(row) = rows.first() else {
             // Nothing was changed; a second question says why.
-            let found = self.find(&self.shared.statements.by_id, id).await?;
+            let found = self.find(Urgency::Urgent, &self.shared.statements.by_id, id).await?;
             let absence = if found.is_some() { Absence::Expired } else { Absence::NotFound };
             return Ok(Release::NotHeld(absence));
         };

@@ -41,16 +41,24 @@ impl Connector {
         Ok(Self { config, tls })
     }
 
-    /// A connection and what drives it, which must be polled.
-    pub(super) async fn open(&self) -> Result<(Client, Driver)> {
-        let connecting = self.config.driver.connect(self.tls.clone());
+    /// A connection and what drives it, which must be polled. With settings of our own, unless a
+    /// pooler gives us sessions that strangers use too; `None` when a pooler refuses them.
+    pub(super) async fn open(&self, is_pooled: bool) -> Result<Option<(Client, Driver)>> {
+        let mut driver = self.config.driver.clone();
+        if !is_pooled {
+            let ours = transaction::session_options(self.config.response_timeout);
+            let theirs = driver.get_options().map(str::to_owned).unwrap_or_default();
+            driver.options(format!("{theirs} {ours}"));
+        }
+        let connecting = driver.connect(self.tls.clone());
         let connected = match tokio::time::timeout(self.config.connect_timeout, connecting).await {
             Ok(Ok(connected)) => connected,
+            Ok(Err(cause)) if !is_pooled && error::is_refused_setting(&cause) => return Ok(None),
             Ok(Err(cause)) => return Err(error::map(&cause).without_effect()),
             Err(_elapsed) => return Err(error::timeout().without_effect()),
         };
         refuse_an_old_server(connected.1.parameter("server_version"))?;
-        Ok(connected)
+        Ok(Some(connected))
     }
 }
 
@@ -94,6 +102,8 @@ pub(super) enum Urgency {
 struct Link {
     client: Client,
     prepared: Vec<Statement>,
+    /// The server confirms before it has flushed, unless a transaction asks otherwise.
+    forgets: bool,
 }
 
 /// A connection of one operation. It goes back only when all answers have come.
@@ -169,23 +179,19 @@ impl Pool {
     }
 
     async fn open(&self) -> Result<Link> {
-        let (client, connection) = self.connector.open().await?;
+        let mut opened = self.connector.open(self.is_pooled()).await?;
+        if opened.is_none() {
+            self.note_pooler();
+            opened = self.connector.open(true).await?;
+        }
+        let (client, connection) = opened.ok_or_else(error::nonsense)?;
         // It ends with its client.
         tokio::spawn(connection);
         let prepared = if self.is_pooled() {
             Vec::new()
         } else {
             let all = self.statements.all().into_iter();
-            let session = transaction::session(self.response_timeout);
-            let preparing = async {
-                let (set, prepared) = tokio::join!(
-                    biased;
-                    client.batch_execute(&session),
-                    try_join_all(all.map(|sql| client.prepare_typed(&sql.text, sql.types))),
-                );
-                set?;
-                prepared
-            };
+            let preparing = try_join_all(all.map(|sql| client.prepare_typed(&sql.text, sql.types)));
             match tokio::time::timeout(self.response_timeout, preparing).await {
                 Ok(Ok(prepared)) => prepared,
                 // The tables or a right may be missing; whoever needs them is told.
@@ -194,7 +200,15 @@ impl Pool {
                 Err(_elapsed) => return Err(error::timeout().without_effect()),
             }
         };
-        Ok(Link { client, prepared })
+        let asked = "SELECT FROM (SELECT) AS one \
+                     WHERE current_setting('synchronous_commit') IN ('off', 'local')";
+        let asking = client.query_typed(asked, &[]);
+        let forgets = match tokio::time::timeout(self.response_timeout, asking).await {
+            Ok(Ok(rows)) => !rows.is_empty(),
+            Ok(Err(cause)) => return Err(error::map(&cause).without_effect()),
+            Err(_elapsed) => return Err(error::timeout().without_effect()),
+        };
+        Ok(Link { client, prepared, forgets })
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Link>> {
@@ -208,6 +222,10 @@ pub(super) type Parameter<'a> = &'a (dyn ToSql + Sync);
 impl Lease<'_> {
     fn link(&self) -> &Link {
         self.link.as_ref().expect("BUG: a lease has a connection until it ends")
+    }
+
+    pub(super) fn forgets(&self) -> bool {
+        self.link().forgets
     }
 
     pub(super) fn client(&self) -> &Client {

@@ -13,22 +13,17 @@ use crate::common::error::Result;
 pub(super) type Step<'a> = (&'a Sql, &'a [Parameter<'a>]);
 
 /// Raises `synchronous_commit` where it would let a grant be forgotten; never lowers it.
-fn keep(is_local: bool) -> String {
-    format!(
-        "SELECT set_config('synchronous_commit', 'on', {is_local}) \
-         WHERE current_setting('synchronous_commit') IN ('off', 'local')"
-    )
-}
+const KEEP: &str = "SELECT set_config('synchronous_commit', 'on', true) \
+                    WHERE current_setting('synchronous_commit') IN ('off', 'local')";
 
-/// What a session of ours has, so that its transactions need not say it: the isolation, and how long
-/// the server may take, so that a statement whose client has given up does not wait for ever.
-pub(super) fn session(limit: Duration) -> String {
+/// What a session of ours begins with, so that its transactions need not say it: the isolation, and
+/// how long the server may take, so that a statement whose client has given up does not wait for
+/// ever. A pooler refuses such words, and is noticed by that.
+pub(super) fn session_options(limit: Duration) -> String {
     let [lock_ms, limit_ms] = limits(limit);
     format!(
-        "SET default_transaction_isolation = 'read committed'; \
-         SET default_transaction_read_only = off; \
-         SET lock_timeout = {lock_ms}; SET statement_timeout = {limit_ms}; {}",
-        keep(false)
+        "-c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off \
+         -c lock_timeout={lock_ms} -c statement_timeout={limit_ms}"
     )
 }
 
@@ -37,8 +32,7 @@ fn opening(limit: Duration) -> String {
     let [lock_ms, limit_ms] = limits(limit);
     format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = {lock_ms}; \
-         SET LOCAL statement_timeout = {limit_ms}; {}",
-        keep(true)
+         SET LOCAL statement_timeout = {limit_ms}; {KEEP}"
     )
 }
 
@@ -92,7 +86,11 @@ async fn attempt(
         // A statement alone is a transaction.
         return Ok([run_step(lease, first).await?, Vec::new()]);
     }
-    let opening = if pool.is_pooled() { opening(pool.response_timeout()) } else { "BEGIN".into() };
+    let opening = match (pool.is_pooled(), lease.forgets()) {
+        (true, _) => opening(pool.response_timeout()),
+        (false, true) => format!("BEGIN; {KEEP}"),
+        (false, false) => "BEGIN".to_owned(),
+    };
     // In this order, and all before the first answer.
     let (begun, first, second, committed) = tokio::join!(
         biased;

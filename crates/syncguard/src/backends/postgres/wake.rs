@@ -153,8 +153,11 @@ impl Listener {
             match order {
                 None => return,
                 Some(Order::Subscribe { key, confirmed }) => {
-                    self.shared.keys().insert(payload(&key), key.clone());
-                    let is_up = self.put_up(&key).await || self.listen().await;
+                    let known = self.shared.keys().insert(payload(&key), key.clone());
+                    // A sign that is up must not be put up twice: it would stay after its end.
+                    let is_up = (known.is_some() && self.client.is_some())
+                        || self.put_up(&key).await
+                        || self.listen().await;
                     // A waiter that has gone needs no confirmation.
                     confirmed.send(is_up).unwrap_or_default();
                 }
@@ -173,7 +176,8 @@ impl Listener {
     /// Connects, listens, and puts up the signs of all keys that are awaited.
     async fn listen(&mut self) -> bool {
         self.client = None;
-        let Ok((client, driver)) = self.connector.open().await else { return false };
+        // A pooler gives no session of one's own, so nothing can be heard through it.
+        let Ok(Some((client, driver))) = self.connector.open(false).await else { return false };
         let generation = self.shared.generation.fetch_add(1, Ordering::Relaxed) + 1;
         tokio::spawn(drive(driver, Arc::clone(&self.shared), generation));
         let listen = format!("LISTEN \"{}\"", self.channel);

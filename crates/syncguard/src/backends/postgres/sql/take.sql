@@ -12,7 +12,7 @@ WITH counted AS (
   WHERE CASE
     WHEN EXISTS (
       SELECT FROM {locks}
-      WHERE key = $1 AND (lock_id = $3 OR expires_at_ms > {now} - $2))
+      WHERE key = $1 AND (lock_id = $3 OR expires_at_ms > {now} - $2 OR NOT {sensible}))
     THEN false
     ELSE pg_try_advisory_xact_lock(hashtext($1)) END
   ON CONFLICT (fence_key) DO UPDATE SET fence = f.fence + 1

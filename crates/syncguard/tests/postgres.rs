@@ -2,13 +2,14 @@
 //! the fault proxy and on tables that the TypeScript implementation made.
 #![cfg(all(feature = "postgres", feature = "conformance"))]
 
-use std::sync::{Arc, LazyLock};
+use std::ops::Deref;
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use syncguard::conformance::{Fixture, RawLock};
-use syncguard::postgres::PostgresConfig;
 use syncguard::postgres::tokio_postgres::types::ToSql;
 use syncguard::postgres::tokio_postgres::{Client, NoTls, connect};
+use syncguard::postgres::{ClientPool, Loan, PooledClient, PostgresConfig};
 use syncguard::{
     AnyBackend, Fence, Key, Layer, LockId, PostgresBackend, TelemetryLayer, TracingSink,
 };
@@ -71,6 +72,11 @@ impl PostgresFixture {
         Self { config: fixture.config.behind_pooler(is_told), ..fixture }
     }
 
+    async fn from_callers_pool() -> Self {
+        let config = PostgresConfig::from_pool(ListPool::default()).pool_size(4);
+        Self { config, ..Self::direct().await }
+    }
+
     async fn through_proxy() -> Self {
         let server = SERVER.as_ref().expect("checked by every test");
         let proxy = Proxy::start(server.port()).await;
@@ -87,6 +93,54 @@ impl PostgresFixture {
     async fn now_ms(&self) -> i64 {
         let now = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
         self.raw.query_one(now, &[]).await.expect("works").get(0)
+    }
+}
+
+/// The simplest pool there is: clients that wait in a list.
+#[derive(Clone, Default)]
+struct ListPool {
+    idle: Arc<Mutex<Vec<Client>>>,
+}
+
+struct Lent {
+    client: Option<Client>,
+    pool: ListPool,
+}
+
+impl Deref for Lent {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        self.client.as_ref().expect("there until it is dropped")
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.pool.idle.lock().expect("no panic inside").extend(self.client.take());
+    }
+}
+
+impl PooledClient for Lent {
+    fn discard(mut self: Box<Self>) {
+        drop(self.client.take());
+    }
+}
+
+impl ClientPool for ListPool {
+    fn get(&self) -> Loan<'_> {
+        Box::pin(async move {
+            let idle = self.idle.lock().expect("no panic inside").pop();
+            let client = if let Some(client) = idle {
+                client
+            } else {
+                let server = SERVER.as_ref().expect("checked by every test");
+                let (client, connection) = connect(&server.url(), NoTls).await?;
+                tokio::spawn(connection);
+                client
+            };
+            Ok(Box::new(Lent { client: Some(client), pool: self.clone() }) as Box<dyn PooledClient>)
+        })
     }
 }
 
@@ -187,4 +241,5 @@ kit!(under_telemetry, {
 });
 kit!(typescript_tables, PostgresFixture::on_typescript_tables().await);
 kit!(through_pooler, PostgresFixture::through_pooler(true).await);
+kit!(callers_pool, PostgresFixture::from_callers_pool().await);
 kit!(through_proxy, PostgresFixture::through_proxy().await);

@@ -169,6 +169,38 @@ async fn a_contended_acquire_writes_and_locks_nothing() {
     assert_eq!(position().await, before, "nothing was written");
 }
 
+/// A stranger locks rows of the two tables in the other order: one of the two transactions gives
+/// way, and ours says so and can be tried again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadlock_with_a_stranger_is_typed_and_leaves_nothing() {
+    let options = PostgresOptions::default().with(["fsync = off", "deadlock_timeout = '200ms'"]);
+    let Some(server) = PostgresServer::start(&options) else { return };
+    let (backend, stranger) = (connect(&server.url()).await, raw(&server).await);
+    cycle(&backend, "k").await.expect("works");
+    // The stranger holds the counter and then wants the key's turn, which ours holds.
+    stranger
+        .batch_execute("BEGIN; SELECT FROM syncguard_fence_counters FOR UPDATE")
+        .await
+        .expect("works");
+    let acquiring = tokio::spawn({
+        let backend = backend.clone();
+        async move { backend.acquire(&request("k")).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let wanted = stranger.batch_execute("SELECT pg_advisory_xact_lock(hashtext('k'))").await;
+    stranger.batch_execute("ROLLBACK").await.expect("works");
+    match acquiring.await.expect("no panic") {
+        Ok(outcome) => {
+            assert!(wanted.is_err(), "one of the two gave way");
+            assert!(matches!(outcome, Acquire::Acquired(_)), "{outcome:?}");
+        }
+        Err(error) => {
+            assert!(error.is_retryable() && !error.may_have_taken_effect(), "{error:?}");
+            assert!(!backend.is_locked(&key("k")).await.expect("works"));
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_default_of_serializable_does_not_matter() {
     let options = PostgresOptions::default()
@@ -477,6 +509,16 @@ async fn advice_says_what_can_be_lost() {
     assert_eq!(subjects().await, risky[..3]);
     assert!(server.sql("ALTER TABLE syncguard_locks SET UNLOGGED").contains("ALTER"));
     assert_eq!(subjects().await, risky);
+    // A standby that follows asynchronously, and to connect to it by mistake.
+    let standby = server.start_standby();
+    eventually("it is seen", async || subjects().await.contains(&"standby")).await;
+    let mistaken = PostgresBackend::connect(config(&standby.url())).await.expect("connects");
+    let error = mistaken.acquire(&request("k")).await.expect_err("read-only");
+    assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+    assert!(error.to_string().contains("standby"), "{error}");
+    let advice = mistaken.advice().await.expect("works");
+    assert!(advice.iter().any(|advice| advice.subject() == "recovery"), "{advice:?}");
+    drop(standby);
     // A schema of its own, and long names.
     assert!(server.sql("CREATE SCHEMA billing").contains("CREATE"));
     let long = "a".repeat(60);

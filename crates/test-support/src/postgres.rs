@@ -127,6 +127,32 @@ impl PostgresServer {
         Some(server)
     }
 
+    /// Starts a standby that follows this server.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    #[must_use]
+    pub fn start_standby(&self) -> Self {
+        let (port, folder) = (free_port(), TempDir::new());
+        let opened = Command::new("chmod").arg("777").arg(folder.path()).status();
+        assert!(opened.expect("chmod runs").success());
+        let data = folder.path().join("data");
+        let copied = as_nobody(&self.programs.join("pg_basebackup"))
+            .args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "-U", "postgres", "-R", "-D"])
+            .arg(&data)
+            .output()
+            .expect("pg_basebackup runs");
+        assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+        let file = data.join("postgresql.conf");
+        let settings = std::fs::read_to_string(&file).expect("readable")
+            + &format!("port = {port}\nunix_socket_directories = '{}'\n", folder.path().display());
+        std::fs::write(&file, settings).expect("writable");
+        let mut server = Self { programs: self.programs.clone(), port, folder, server: None };
+        server.run();
+        server
+    }
+
     /// Starts the server again after [`Self::crash`].
     ///
     /// # Panics

@@ -1,10 +1,12 @@
 //! What can be chosen about the PostgreSQL backend.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_postgres::config::Host;
 
+use super::callers_pool::ClientPool;
 use super::names::TableName;
 use super::schema;
 use super::tls::{Files, SslMode};
@@ -51,6 +53,8 @@ const DRIVER_OPTIONS: [&str; 18] = [
 #[derive(Clone)]
 pub struct PostgresConfig {
     pub(super) driver: tokio_postgres::Config,
+    /// Where clients come from instead, if the caller has a pool.
+    pub(super) pool: Option<Arc<dyn ClientPool>>,
     pub(super) ssl_mode: SslMode,
     pub(super) files: Files,
     locks_table: String,
@@ -152,6 +156,7 @@ impl PostgresConfig {
         Self {
             ssl_mode,
             driver,
+            pool: None,
             files: Files::default(),
             locks_table: Self::DEFAULT_LOCKS_TABLE.to_owned(),
             fences_table: Self::DEFAULT_FENCES_TABLE.to_owned(),
@@ -161,6 +166,16 @@ impl PostgresConfig {
             response_timeout: Duration::from_secs(5),
             cleanup_in_is_locked: false,
         }
+    }
+
+    /// A pool of the caller's own. Waiters poll, because nothing can be listened to through it; and a
+    /// release waits for a client like everybody else.
+    #[must_use]
+    pub fn from_pool(pool: impl ClientPool) -> Self {
+        let mut config = Self::from_driver(tokio_postgres::Config::new()).behind_pooler(true);
+        config.ssl_mode = SslMode::Disable;
+        config.pool = Some(Arc::new(pool));
+        config
     }
 
     /// The tables of locks and of fence counters, each perhaps with a schema and a dot before it.

@@ -41,7 +41,7 @@ fn classify(error: &tokio_postgres::Error) -> (ErrorCode, &'static str, bool) {
     match state.code() {
         "57014" => (NetworkTimeout, "postgres cancelled the statement, which took too long", false),
         "55P03" => (NetworkTimeout, "a lock inside postgres was not obtained in time", false),
-        "25006" => (
+        "25006" | "0A000" => (
             ServiceUnavailable,
             "this postgres is a read-only standby; connect to the primary",
             false,
@@ -119,6 +119,11 @@ pub(super) fn is_refused_setting(error: &tokio_postgres::Error) -> bool {
 /// No answer came in time.
 pub(super) fn timeout() -> Error {
     Error::new(ErrorCode::NetworkTimeout, "postgres did not answer in time")
+}
+
+/// The connection ended before the answer came.
+pub(super) fn lost() -> Error {
+    Error::new(ErrorCode::ServiceUnavailable, "the connection to postgres was lost")
 }
 
 /// No connection was free in time.

@@ -10,6 +10,7 @@
 //! See `docs/specs/postgres.md` for what can make fences go backwards here.
 
 mod advice;
+mod callers_pool;
 mod config;
 mod error;
 mod fenced;
@@ -40,6 +41,7 @@ use crate::contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Relea
 use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
 use crate::contract::wake::WakeUps;
+pub use callers_pool::{ClientPool, Loan, PooledClient};
 pub use config::PostgresConfig;
 pub use fenced::FencedTable;
 use pool::{Connector, Pool, Urgency};

@@ -1,8 +1,12 @@
 //! Connections, each of one operation at a time: a transaction that is sent at once must not meet
 //! another's.
 
+use std::future::poll_fn;
+use std::ops::Deref;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
@@ -12,11 +16,12 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::callers_pool::{ClientPool, PooledClient};
 use super::config::PostgresConfig;
 use super::error;
 use super::statements::{Sql, Statements};
 use super::{tls, transaction};
-use crate::common::error::{Error, Result};
+use crate::common::error::{Error, ErrorCode, Result};
 
 /// What drives a connection: it must be polled.
 pub(super) type Driver = tokio_postgres::Connection<
@@ -100,10 +105,63 @@ pub(super) enum Urgency {
 
 /// A connection and its prepared statements, in the order of [`Statements::all`].
 struct Link {
-    client: Client,
+    client: Handle,
     prepared: Vec<Statement>,
     /// The server confirms before it has flushed, unless a transaction asks otherwise.
     forgets: bool,
+}
+
+/// A client of ours and what drives it, or one that the caller's pool has lent.
+///
+/// Ours is driven by whoever uses it and by nobody in between: no other task has to be woken for an
+/// answer.
+enum Handle {
+    /// The lock is never waited for: it only makes references to this possible.
+    Ours(Client, Mutex<Option<Pin<Box<Driver>>>>),
+    Theirs(Box<dyn PooledClient>),
+}
+
+impl Handle {
+    /// Whether it still works, as far as can be seen without asking the server.
+    async fn is_open(&mut self) -> bool {
+        match self {
+            Self::Ours(client, driver) => {
+                let Some(driver) = exclusive(driver) else { return false };
+                let ended =
+                    poll_fn(|context| Poll::Ready(driver.as_mut().poll(context).is_ready()));
+                !ended.await && !client.is_closed()
+            }
+            Self::Theirs(client) => !client.is_closed(),
+        }
+    }
+}
+
+fn exclusive<T>(value: &mut Mutex<T>) -> &mut T {
+    value.get_mut().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for an answer while driving the connection that it comes on; `None` when that ends first.
+pub(super) async fn drive<T>(
+    driver: Option<&mut Pin<Box<Driver>>>,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let Some(driver) = driver else { return Some(work.await) };
+    tokio::select! {
+        biased;
+        done = work => Some(done),
+        _ended = driver => None,
+    }
+}
+
+impl Deref for Handle {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        match self {
+            Self::Ours(client, _) => client,
+            Self::Theirs(client) => client,
+        }
+    }
 }
 
 /// A connection of one operation. It goes back only when all answers have come.
@@ -167,15 +225,34 @@ impl Pool {
         let idle = loop {
             let idle = self.idle().pop();
             match idle {
-                Some(link) if link.client.is_closed() => {}
-                other => break other,
+                Some(mut link) => {
+                    if link.client.is_open().await {
+                        break Some(link);
+                    }
+                }
+                None => break None,
             }
         };
-        let link = match idle {
-            Some(link) => link,
-            None => self.open().await?,
+        let link = match (idle, &self.connector.config.pool) {
+            (Some(link), _) => link,
+            (None, Some(theirs)) => self.borrow(theirs.as_ref()).await?,
+            (None, None) => self.open().await?,
         };
         Ok(Lease { pool: self, link: Some(link), _place: place })
+    }
+
+    async fn borrow(&self, theirs: &dyn ClientPool) -> Result<Link> {
+        match tokio::time::timeout(self.response_timeout, theirs.get()).await {
+            Ok(Ok(client)) => {
+                Ok(Link { client: Handle::Theirs(client), prepared: Vec::new(), forgets: false })
+            }
+            // Its own words may hold a password.
+            Ok(Err(_cause)) => {
+                let message = "the pool gave no connection to postgres";
+                Err(Error::new(ErrorCode::ServiceUnavailable, message).without_effect())
+            }
+            Err(_elapsed) => Err(error::no_connection()),
+        }
     }
 
     async fn open(&self) -> Result<Link> {
@@ -184,31 +261,34 @@ impl Pool {
             self.note_pooler();
             opened = self.connector.open(true).await?;
         }
-        let (client, connection) = opened.ok_or_else(error::nonsense)?;
-        // It ends with its client.
-        tokio::spawn(connection);
-        let prepared = if self.is_pooled() {
-            Vec::new()
-        } else {
-            let all = self.statements.all().into_iter();
-            let preparing = try_join_all(all.map(|sql| client.prepare_typed(&sql.text, sql.types)));
-            match tokio::time::timeout(self.response_timeout, preparing).await {
-                Ok(Ok(prepared)) => prepared,
-                // The tables or a right may be missing; whoever needs them is told.
-                Ok(Err(cause)) if cause.code().is_some() => Vec::new(),
-                Ok(Err(cause)) => return Err(error::map(&cause).without_effect()),
-                Err(_elapsed) => return Err(error::timeout().without_effect()),
-            }
-        };
+        let (client, driver) = opened.ok_or_else(error::nonsense)?;
+        let mut driver = Some(Box::pin(driver));
+        let patience = self.response_timeout;
         let asked = "SELECT FROM (SELECT) AS one \
                      WHERE current_setting('synchronous_commit') IN ('off', 'local')";
-        let asking = client.query_typed(asked, &[]);
-        let forgets = match tokio::time::timeout(self.response_timeout, asking).await {
-            Ok(Ok(rows)) => !rows.is_empty(),
-            Ok(Err(cause)) => return Err(error::map(&cause).without_effect()),
-            Err(_elapsed) => return Err(error::timeout().without_effect()),
+        let preparing = async {
+            let prepared = if self.is_pooled() {
+                Ok(Vec::new())
+            } else {
+                let all = self.statements.all().into_iter();
+                try_join_all(all.map(|sql| client.prepare_typed(&sql.text, sql.types))).await
+            };
+            // The tables or a right may be missing; whoever needs them is told.
+            let prepared = match prepared {
+                Err(cause) if cause.code().is_some() => Vec::new(),
+                prepared => prepared?,
+            };
+            let forgets = !client.query_typed(asked, &[]).await?.is_empty();
+            Ok::<_, tokio_postgres::Error>((prepared, forgets))
         };
-        Ok(Link { client, prepared, forgets })
+        match tokio::time::timeout(patience, drive(driver.as_mut(), preparing)).await {
+            Ok(Some(Ok((prepared, forgets)))) => {
+                Ok(Link { client: Handle::Ours(client, Mutex::new(driver)), prepared, forgets })
+            }
+            Ok(Some(Err(cause))) => Err(error::map(&cause).without_effect()),
+            Ok(None) => Err(error::lost().without_effect()),
+            Err(_elapsed) => Err(error::timeout().without_effect()),
+        }
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Link>> {
@@ -222,6 +302,20 @@ pub(super) type Parameter<'a> = &'a (dyn ToSql + Sync);
 impl Lease<'_> {
     fn link(&self) -> &Link {
         self.link.as_ref().expect("BUG: a lease has a connection until it ends")
+    }
+
+    /// What drives the connection, for [`drive`]. Without it the connection is closed.
+    pub(super) fn take_driver(&mut self) -> Option<Pin<Box<Driver>>> {
+        match &mut self.link {
+            Some(Link { client: Handle::Ours(_, driver), .. }) => exclusive(driver).take(),
+            _ => None,
+        }
+    }
+
+    pub(super) fn put_driver_back(&mut self, driver: Option<Pin<Box<Driver>>>) {
+        if let Some(Link { client: Handle::Ours(_, place), .. }) = &mut self.link {
+            *exclusive(place) = driver;
+        }
     }
 
     pub(super) fn forgets(&self) -> bool {
@@ -251,11 +345,21 @@ impl Lease<'_> {
 
     /// All answers have come; the next may use the connection, unless it could not prepare anything.
     pub(super) fn give_back(mut self) {
-        if let Some(link) = self.link.take() {
-            let is_ready = self.pool.is_pooled() || !link.prepared.is_empty();
-            if is_ready && !link.client.is_closed() {
-                self.pool.idle().push(link);
-            }
+        let Some(link) = self.link.take() else { return };
+        let is_ours = matches!(link.client, Handle::Ours(..));
+        let is_ready = self.pool.is_pooled() || !link.prepared.is_empty();
+        // Dropped, one that was lent goes back by itself.
+        if is_ours && is_ready && !link.client.is_closed() {
+            self.pool.idle().push(link);
+        }
+    }
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        // Not all answers have come: nobody may use it any more.
+        if let Some(Link { client: Handle::Theirs(client), .. }) = self.link.take() {
+            client.discard();
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::error;
 use super::names::TableName;
-use super::pool::{Pool, Urgency};
+use super::pool::{Pool, Urgency, drive};
 use crate::common::backoff::reconnect_delay;
 use crate::common::error::Result;
 
@@ -41,13 +41,16 @@ pub(super) async fn create(pool: &Pool, sql: &str) -> Result<()> {
     let script = format!("BEGIN; SELECT pg_advisory_xact_lock({TURN}); {sql} COMMIT");
     let mut tries = 0;
     loop {
-        let lease = pool.get(Urgency::Ordinary).await?;
+        let mut lease = pool.get(Urgency::Ordinary).await?;
         let limit = pool.response_timeout() + Duration::from_secs(5);
-        let cause = match tokio::time::timeout(limit, lease.client().batch_execute(&script)).await {
+        let mut driver = lease.take_driver();
+        let creating = drive(driver.as_mut(), lease.client().batch_execute(&script));
+        let cause = match tokio::time::timeout(limit, creating).await {
             Err(_elapsed) => return Err(error::timeout()),
+            Ok(None) => return Err(error::lost()),
             // The connection may have prepared nothing, so it ends here.
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(cause)) => cause,
+            Ok(Some(Ok(()))) => return Ok(()),
+            Ok(Some(Err(cause))) => cause,
         };
         // The same table, type or index at the same moment.
         let is_race = cause

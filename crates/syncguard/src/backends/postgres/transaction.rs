@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio_postgres::Row;
 
 use super::error;
-use super::pool::{Lease, Parameter, Pool, Urgency};
+use super::pool::{Lease, Parameter, Pool, Urgency, drive};
 use super::statements::Sql;
 use crate::common::error::Result;
 
@@ -53,22 +53,26 @@ pub(super) async fn run(
 ) -> Result<[Vec<Row>; 2]> {
     let mut has_tried = false;
     loop {
-        let lease = pool.get(urgency).await?;
+        let mut lease = pool.get(urgency).await?;
         // The server gives up first, and says why.
         let limit = pool.response_timeout() + Duration::from_millis(500);
-        let attempt = attempt(&lease, pool, steps);
-        match tokio::time::timeout(limit, attempt).await {
+        let mut driver = lease.take_driver();
+        let attempt = drive(driver.as_mut(), attempt(&lease, pool, steps));
+        let answer = tokio::time::timeout(limit, attempt).await;
+        lease.put_driver_back(driver);
+        match answer {
             Err(_elapsed) => return Err(error::timeout()),
-            Ok(Ok(rows)) => {
+            Ok(None) => return Err(error::lost()),
+            Ok(Some(Ok(rows))) => {
                 lease.give_back();
                 return Ok(rows);
             }
             // Nothing was done; without preparing it will be.
-            Ok(Err(cause)) if error::is_poolers(&cause) && !has_tried => {
+            Ok(Some(Err(cause))) if error::is_poolers(&cause) && !has_tried => {
                 has_tried = true;
                 pool.note_pooler();
             }
-            Ok(Err(cause)) => {
+            Ok(Some(Err(cause))) => {
                 // The transaction is over, so the connection is as good as before.
                 lease.give_back();
                 return Err(error::map(&cause));

@@ -47,7 +47,8 @@ impl fmt::Display for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match error.code() {
-            ErrorCode::InvalidArgument => USAGE,
+            // What a store refuses is no mistake in what was typed.
+            ErrorCode::InvalidArgument if error.backend().is_none() => USAGE,
             ErrorCode::AcquisitionTimeout => NOT_OBTAINED,
             _ => FAILED,
         };
@@ -58,6 +59,10 @@ impl From<Error> for Failure {
             message = format!("{message} ({cause})");
             source = cause.source();
         }
-        Self::new(code, message)
+        let failure = Self::new(code, message);
+        if error.to_string().contains("setup_schema") {
+            return failure.hint("create the tables with `syncguard setup`");
+        }
+        failure
     }
 }

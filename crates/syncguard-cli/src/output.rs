@@ -78,3 +78,11 @@ pub(crate) fn time(time: Timestamp) -> String {
     let time = SystemTime::UNIX_EPOCH + Duration::from_millis(time.as_millis());
     humantime::format_rfc3339_seconds(time).to_string()
 }
+
+/// A text whose control characters do not reach the terminal.
+pub(crate) fn printable(text: &str) -> String {
+    let show = |letter: char| {
+        if letter.is_control() { letter.escape_debug().to_string() } else { letter.to_string() }
+    };
+    text.chars().map(show).collect()
+}

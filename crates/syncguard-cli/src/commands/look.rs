@@ -95,10 +95,8 @@ pub(crate) async fn ls(context: &Context, args: Ls) -> Result<u8, Failure> {
     context.output.data(&list, || {
         let mut text = String::new();
         for lock in &list.locks {
-            let name = lock.key.as_ref().map_or(lock.info.key_hash.to_string(), |key| {
-                // Control characters in a key must not reach the terminal.
-                key.escape_debug().to_string()
-            });
+            let hash = lock.info.key_hash.to_string();
+            let name = lock.key.as_deref().map_or(hash, output::printable);
             let described = describe(&lock.info);
             writeln!(text, "{name}  {described}").unwrap_or_default();
         }
@@ -130,10 +128,11 @@ pub(crate) fn explain_key(context: &Context, args: &OneKey) -> Result<u8, Failur
     let explanation =
         Explanation { key: key.as_str().to_owned(), hash: key.hash().to_string(), records };
     context.output.data(&explanation, || {
-        let mut text = format!("{:<6} {}\n", "key", explanation.key.escape_debug());
+        let mut text = format!("{:<6} {}\n", "key", output::printable(&explanation.key));
         writeln!(text, "{:<6} {}", "hash", explanation.hash).unwrap_or_default();
         for place in &explanation.records {
-            writeln!(text, "{:<6} {}", place.what, place.name).unwrap_or_default();
+            let name = output::printable(&place.name);
+            writeln!(text, "{:<6} {name}", place.what).unwrap_or_default();
         }
         text
     });

@@ -122,6 +122,13 @@ impl Fixture for SqliteFixture {
     }
 }
 
+mod another_process;
+
+mod across_processes {
+    use super::*;
+    syncguard::conformance_tests!(another_process::RemoteFixture::new());
+}
+
 mod plain {
     use super::*;
     syncguard::conformance_tests!(SqliteFixture::new());

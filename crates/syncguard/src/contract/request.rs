@@ -40,6 +40,14 @@ impl AcquireRequest {
         Ok(Self { key, lock_id: LockId::random()?, ttl })
     }
 
+    /// A request that was made in another process, for tests that carry it from there.
+    #[cfg(feature = "conformance")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn carried(key: Key, lock_id: LockId, ttl: Ttl) -> Self {
+        Self { key, lock_id, ttl }
+    }
+
     /// What to lock.
     #[must_use]
     pub fn key(&self) -> &Key {

@@ -1,0 +1,286 @@
+//! A backend that lives in another process: this program again, which does what it is told by lines.
+//! Every backend of the kit is a process of its own, so what they share is the file alone.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use syncguard::conformance::{Fixture, RawLock};
+use syncguard::sqlite::SqliteConfig;
+use syncguard::{
+    Absence, Acquire, AcquireRequest, Capabilities, Error, ErrorCode, Extend, ExtendRequest,
+    Extension, Fence, Fenced, Key, Lease, LockBackend, LockId, Release, ReleaseRequest, Result,
+    SqliteBackend, StoredLock, TimeAuthority, Timestamp, Ttl, diagnostics,
+};
+use tokio::sync::oneshot;
+
+use super::SqliteFixture;
+
+const FILE: &str = "SYNCGUARD_TEST_REMOTE";
+const CLEANS_UP: &str = "SYNCGUARD_TEST_REMOTE_CLEANS_UP";
+
+/// The store of the other fixture, every backend in a process of its own.
+pub(crate) struct RemoteFixture(SqliteFixture);
+
+impl RemoteFixture {
+    pub(crate) fn new() -> Self {
+        Self(SqliteFixture::new())
+    }
+}
+
+impl Fixture for RemoteFixture {
+    type Backend = Remote;
+
+    async fn backend(&self) -> Remote {
+        Remote::start(self.0.config().path(), false)
+    }
+
+    async fn backend_with_cleanup(&self) -> Remote {
+        Remote::start(self.0.config().path(), true)
+    }
+
+    async fn plant(&self, lock: &RawLock) {
+        self.0.plant(lock).await;
+    }
+
+    async fn peek(&self, key: &Key) -> Option<RawLock> {
+        self.0.peek(key).await
+    }
+
+    async fn knows_id(&self, lock_id: &LockId) -> bool {
+        self.0.knows_id(lock_id).await
+    }
+
+    async fn fence_counter(&self, key: &Key) -> u64 {
+        self.0.fence_counter(key).await
+    }
+
+    async fn set_fence_counter(&self, key: &Key, counter: u64) {
+        self.0.set_fence_counter(key, counter).await;
+    }
+
+    async fn corrupt(&self, key: &Key) -> bool {
+        self.0.corrupt(key).await
+    }
+
+    async fn restart(&self) -> bool {
+        self.0.restart().await
+    }
+}
+
+/// A backend in another process.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    child: Mutex<Child>,
+    orders: Mutex<ChildStdin>,
+    waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Value>>>>,
+    count: AtomicU64,
+}
+
+impl Remote {
+    fn start(path: &Path, cleans_up: bool) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "another_process::serve", "--ignored", "--nocapture"])
+            .env(FILE, path)
+            .env(CLEANS_UP, cleans_up.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Value>>>> = Arc::default();
+        let answers = BufReader::new(child.stdout.take().expect("piped"));
+        std::thread::spawn({
+            let waiting = Arc::clone(&waiting);
+            move || {
+                for line in answers.lines().map_while(std::result::Result::ok) {
+                    let Some(line) = line.strip_prefix("> ") else { continue };
+                    let answer: Value = serde_json::from_str(line).expect("JSON");
+                    let number = answer["n"].as_u64().expect("a number");
+                    let asked = waiting.lock().expect("no panic inside").remove(&number);
+                    drop(asked.map(|asked| asked.send(answer)));
+                }
+            }
+        });
+        let orders = Mutex::new(child.stdin.take().expect("piped"));
+        Self { child: Mutex::new(child), orders, waiting, count: AtomicU64::new(0) }
+    }
+
+    async fn ask(&self, mut order: Value) -> Result<Value> {
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        order["n"] = json!(number);
+        let (sender, answer) = oneshot::channel();
+        self.waiting.lock().expect("no panic inside").insert(number, sender);
+        writeln!(self.orders.lock().expect("no panic inside"), "{order}").expect("it listens");
+        let answer = answer.await.expect("it answers");
+        match answer["error"].as_str() {
+            None => Ok(answer["ok"].clone()),
+            Some("Internal") => Err(Error::new(ErrorCode::Internal, "there").without_effect()),
+            Some(code) => panic!("unexpected there: {code}"),
+        }
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        let child = self.child.get_mut().expect("no panic inside");
+        drop(child.kill());
+        drop(child.wait());
+    }
+}
+
+fn absence(value: &Value) -> Absence {
+    if value == "expired" { Absence::Expired } else { Absence::NotFound }
+}
+
+fn millis(value: &Value) -> Timestamp {
+    Timestamp::from_millis(value.as_u64().expect("a number"))
+}
+
+fn fence(value: &Value) -> Fence {
+    Fence::new(value.as_u64().expect("a number")).expect("a fence")
+}
+
+fn stored(value: &Value) -> Option<StoredLock> {
+    let text = |name: &str| value[name].as_str().expect("a text");
+    (!value.is_null()).then(|| {
+        StoredLock::new(
+            Key::new(text("key")).expect("valid"),
+            LockId::parse(text("id")).expect("valid"),
+            fence(&value["fence"]),
+            millis(&value["acquired"]),
+            millis(&value["expires"]),
+        )
+    })
+}
+
+impl LockBackend for Remote {
+    type Fencing = Fenced;
+
+    fn capabilities(&self) -> Capabilities {
+        // What was told to another process cannot be called back.
+        Capabilities::new::<Fenced>("sqlite", TimeAuthority::Server)
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+        let (key, id) = (request.key().as_str(), request.lock_id());
+        let order = json!({"acquire": key, "id": id.expose(), "ttl": request.ttl().as_millis()});
+        let answer = self.ask(order).await?;
+        Ok(if answer["fence"].is_u64() {
+            Acquire::Acquired(Lease::new(fence(&answer["fence"]), millis(&answer["expires"])))
+        } else if answer == "spent" {
+            Acquire::Spent
+        } else {
+            let free_in = answer["free_in"].as_u64().map(Duration::from_millis);
+            Acquire::Contended { free_in }
+        })
+    }
+
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        let answer = self.ask(json!({"release": request.lock_id().expose()})).await?;
+        Ok(if answer == "released" {
+            Release::Released
+        } else {
+            Release::NotHeld(absence(&answer))
+        })
+    }
+
+    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+        let id = request.lock_id();
+        let order = json!({"extend": id.expose(), "ttl": request.ttl().as_millis()});
+        let answer = self.ask(order).await?;
+        Ok(if answer.is_u64() {
+            Extend::Extended(Extension::new(millis(&answer)))
+        } else {
+            Extend::NotHeld(absence(&answer))
+        })
+    }
+
+    async fn is_locked(&self, key: &Key) -> Result<bool> {
+        let answer = self.ask(json!({"is_locked": key.as_str()})).await?;
+        Ok(answer == true)
+    }
+
+    async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
+        Ok(stored(&self.ask(json!({"lookup_key": key.as_str()})).await?))
+    }
+
+    async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
+        Ok(stored(&self.ask(json!({"lookup_id": lock_id.expose()})).await?))
+    }
+}
+
+#[test]
+#[ignore = "not a test: the other process"]
+fn serve() {
+    let Some(path) = std::env::var_os(FILE) else { return };
+    let cleans_up = std::env::var(CLEANS_UP).is_ok_and(|word| word == "true");
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let config = SqliteConfig::new(path).cleanup_in_is_locked(cleans_up);
+    let backend = runtime.block_on(SqliteBackend::open(config)).expect("opens");
+    for line in std::io::stdin().lines().map_while(std::result::Result::ok) {
+        let order: Value = serde_json::from_str(&line).expect("JSON");
+        let backend = backend.clone();
+        runtime.spawn(async move {
+            let answer = match follow(&backend, &order).await {
+                Ok(answer) => json!({"n": order["n"], "ok": answer}),
+                Err(error) => json!({"n": order["n"], "error": format!("{:?}", error.code())}),
+            };
+            let mut stdout = std::io::stdout().lock();
+            drop(writeln!(stdout, "> {answer}").and_then(|()| stdout.flush()));
+        });
+    }
+}
+
+async fn follow(backend: &SqliteBackend, order: &Value) -> Result<Value> {
+    let text = |name: &str| order[name].as_str();
+    let ttl = || Ttl::new(Duration::from_millis(order["ttl"].as_u64().expect("a number")));
+    let why = |absence| if absence == Absence::Expired { "expired" } else { "not found" };
+    let show = |found: Option<diagnostics::LockInfoRaw>| match found {
+        None => Value::Null,
+        Some(found) => json!({
+            "key": found.key.as_str(), "id": found.lock_id.expose(),
+            "fence": found.info.fence.expect("fenced").get(),
+            "acquired": found.info.acquired_at.as_millis(),
+            "expires": found.info.expires_at.as_millis(),
+        }),
+    };
+    if let Some(key) = text("acquire") {
+        let id = LockId::parse(text("id").expect("an id"))?;
+        let request = AcquireRequest::carried(Key::new(key)?, id, ttl()?);
+        return Ok(match backend.acquire(&request).await? {
+            Acquire::Acquired(lease) => {
+                json!({"fence": lease.fence().get(), "expires": lease.expires_at().as_millis()})
+            }
+            Acquire::Contended { free_in } => {
+                json!({"free_in": free_in.map(|time| time.as_millis())})
+            }
+            Acquire::Spent => json!("spent"),
+        });
+    }
+    if let Some(id) = text("release") {
+        return Ok(match backend.release(&ReleaseRequest::new(LockId::parse(id)?)).await? {
+            Release::Released => json!("released"),
+            Release::NotHeld(absence) => json!(why(absence)),
+        });
+    }
+    if let Some(id) = text("extend") {
+        return Ok(match backend.extend(&ExtendRequest::new(LockId::parse(id)?, ttl()?)).await? {
+            Extend::Extended(extension) => json!(extension.expires_at().as_millis()),
+            Extend::NotHeld(absence) => json!(why(absence)),
+        });
+    }
+    if let Some(key) = text("is_locked") {
+        return Ok(json!(backend.is_locked(&Key::new(key)?).await?));
+    }
+    if let Some(key) = text("lookup_key") {
+        return Ok(show(diagnostics::get_by_key_raw(backend, &Key::new(key)?).await?));
+    }
+    let id = LockId::parse(text("lookup_id").expect("one of them"))?;
+    Ok(show(diagnostics::get_by_id_raw(backend, &id).await?))
+}

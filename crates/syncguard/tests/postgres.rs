@@ -19,19 +19,19 @@ use test_support::{Fault, PgBouncer, PostgresOptions, PostgresServer, Proxy};
 /// what the kit is about.
 static SERVER: LazyLock<Option<PostgresServer>> = LazyLock::new(|| {
     let server = PostgresServer::start(&PostgresOptions::default().with(["fsync = off"]))?;
-    for suffix in ["", "_ts"] {
-        // The statements of the TypeScript implementation, as they are.
-        let made = server.sql(&format!(
-            "CREATE TABLE IF NOT EXISTS syncguard_locks{suffix} (key TEXT PRIMARY KEY, lock_id TEXT \
+    let ours = PostgresConfig::from_url(&server.url()).and_then(|config| config.schema_sql());
+    assert!(server.sql(&ours.expect("a URL")).contains("CREATE"));
+    // The statements of the TypeScript implementation, as they are.
+    let made = server.sql(
+            "CREATE TABLE IF NOT EXISTS syncguard_locks_ts (key TEXT PRIMARY KEY, lock_id TEXT \
              NOT NULL, expires_at_ms BIGINT NOT NULL, acquired_at_ms BIGINT NOT NULL, fence TEXT NOT \
              NULL, user_key TEXT NOT NULL); CREATE UNIQUE INDEX IF NOT EXISTS \
-             idx_syncguard_locks{suffix}_lock_id ON syncguard_locks{suffix}(lock_id); CREATE INDEX IF \
-             NOT EXISTS idx_syncguard_locks{suffix}_expires ON syncguard_locks{suffix}(expires_at_ms); \
-             CREATE TABLE IF NOT EXISTS syncguard_fence_counters{suffix} (fence_key TEXT PRIMARY KEY, \
-             fence BIGINT NOT NULL DEFAULT 0, key_debug TEXT)"
-        ));
-        assert!(made.contains("CREATE"), "{made}");
-    }
+             idx_syncguard_locks_ts_lock_id ON syncguard_locks_ts(lock_id); CREATE INDEX IF \
+             NOT EXISTS idx_syncguard_locks_ts_expires ON syncguard_locks_ts(expires_at_ms); \
+             CREATE TABLE IF NOT EXISTS syncguard_fence_counters_ts (fence_key TEXT PRIMARY KEY, \
+             fence BIGINT NOT NULL DEFAULT 0, key_debug TEXT)",
+        );
+    assert!(made.contains("CREATE"), "{made}");
     Some(server)
 });
 

@@ -251,18 +251,17 @@ async fn one_connection_and_fifty_waiters_whose_holder_must_release() {
 async fn twenty_set_up_the_schema_at_once() {
     let Some(server) = start() else { return };
     let tasks: Vec<_> = (0..20)
-        .map(|_| {
+        .map(|task| {
             let config = config(&server.url()).response_timeout(Duration::from_secs(20));
             tokio::spawn(async move {
                 let backend = PostgresBackend::connect(config).await.expect("connects");
                 backend.setup_schema().await.expect("works");
-                cycle(&backend, "k").await
+                cycle(&backend, &format!("k{task}")).await.expect("works")
             })
         })
         .collect();
     for task in tasks {
-        // Some meet the others' lock, which is no failure of the schema.
-        drop(task.await);
+        assert_eq!(task.await.expect("no panic"), 1);
     }
     let tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'";
     assert_eq!(server.sql(tables), "2");
@@ -325,11 +324,9 @@ async fn a_pooler_that_nobody_told_us_about_is_noticed() {
         .map(|task| {
             let backend = backend.clone();
             tokio::spawn(async move {
-                for _ in 0..20 {
-                    // At most a few errors until it is noticed, and nothing half done.
-                    if let Err(error) = cycle(&backend, &format!("k{task}")).await {
-                        assert!(!format!("{error:?}").is_empty());
-                    }
+                for fence in 1..=20 {
+                    let granted = cycle(&backend, &format!("k{task}")).await;
+                    assert_eq!(granted.expect("noticed when connecting"), fence);
                 }
             })
         })
@@ -337,8 +334,17 @@ async fn a_pooler_that_nobody_told_us_about_is_noticed() {
     for task in tasks {
         task.await.expect("no panic");
     }
-    for task in 0..16 {
-        assert!(cycle(&backend, &format!("k{task}")).await.is_ok(), "it works by now");
+    // Sessions that strangers use too have kept nothing of ours.
+    let (stranger, connection) =
+        tokio_postgres::connect(&pooler.url(), NoTls).await.expect("connects");
+    tokio::spawn(connection);
+    for _ in 0..8 {
+        let shown = stranger.simple_query("SHOW statement_timeout").await.expect("works");
+        let shown = shown.iter().find_map(|message| match message {
+            tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0),
+            _ => None,
+        });
+        assert_eq!(shown, Some("0"));
     }
 }
 
@@ -470,8 +476,8 @@ async fn what_a_person_gets_wrong_has_a_code_and_no_password_in_it() {
     let app = PostgresBackend::connect(config(&as_app)).await.expect("connects");
     let error = app.acquire(&request("k")).await.expect_err("no rights");
     assert_eq!(error.code(), ErrorCode::AuthFailed, "{error:?}");
-    let error = app.setup_schema().await;
-    drop(error);
+    let error = app.setup_schema().await.expect_err("no right to create");
+    assert_eq!(error.code(), ErrorCode::AuthFailed, "{error:?}");
     client
         .batch_execute(
             "GRANT SELECT, INSERT, UPDATE, DELETE ON syncguard_locks TO app;

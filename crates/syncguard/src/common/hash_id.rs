@@ -73,3 +73,9 @@ impl serde::Serialize for HashId {
         serializer.serialize_str(self.as_str())
     }
 }
+/// A number for a text, the same in every process, whatever it was built with: FNV-1a.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn number_of(text: &str) -> u32 {
+    let mix = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    text.bytes().fold(0x811C_9DC5, mix)
+}

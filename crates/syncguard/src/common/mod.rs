@@ -3,6 +3,8 @@
 pub(crate) mod backoff;
 pub(crate) mod cleanup;
 pub(crate) mod clock;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+pub(crate) mod crypto;
 pub(crate) mod error;
 pub(crate) mod fence;
 pub(crate) mod hash_id;

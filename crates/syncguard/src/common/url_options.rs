@@ -47,6 +47,17 @@ impl UrlOptions {
         Ok(millis.map(Duration::from_millis))
     }
 
+    /// Takes the content of a file that an option names.
+    #[cfg(any(feature = "postgres", feature = "redis"))]
+    pub(crate) fn take_file(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
+        let Some(path) = self.take(name)? else { return Ok(None) };
+        let unreadable = |cause: std::io::Error| {
+            Error::invalid(format!("the file that \"{name}\" names cannot be read"))
+                .with_source(cause)
+        };
+        std::fs::read(path).map(Some).map_err(unreadable)
+    }
+
     /// Refuses what nobody has taken.
     pub(crate) fn finish(self, known: &str) -> Result<()> {
         // Its name is not told: after a question mark that should have been escaped, it may be a

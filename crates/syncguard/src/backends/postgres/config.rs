@@ -270,14 +270,7 @@ impl PostgresConfig {
 
 /// What the files hold that the options name.
 fn files(options: &mut UrlOptions) -> Result<Files> {
-    let mut read = |name: &str| -> Result<Option<Vec<u8>>> {
-        let Some(path) = options.take(name)? else { return Ok(None) };
-        let unreadable = |cause: std::io::Error| {
-            Error::invalid(format!("the file that \"{name}\" names cannot be read"))
-                .with_source(cause)
-        };
-        std::fs::read(path).map(Some).map_err(unreadable)
-    };
+    let mut read = |name| options.take_file(name);
     Ok(Files { root: read("sslrootcert")?, certificate: read("sslcert")?, key: read("sslkey")? })
 }
 

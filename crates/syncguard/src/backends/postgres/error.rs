@@ -1,23 +1,8 @@
 //! What goes wrong with PostgreSQL, in our words: by SQLSTATE, never by the text of a message.
 
-use std::fmt;
-
 use tokio_postgres::error::SqlState;
 
-use crate::common::error::{Error, ErrorCode};
-
-/// The cause of an error without anything that could be secret: its SQLSTATE. Messages and details
-/// hold keys and addresses.
-#[derive(Debug)]
-struct Cause(String);
-
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Cause {}
+use crate::common::error::{Cause, Error, ErrorCode};
 
 /// Our error for one of the driver's.
 pub(super) fn map(error: &tokio_postgres::Error) -> Error {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{
@@ -13,6 +12,7 @@ use rustls::{
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use crate::common::crypto;
 use crate::common::error::{Error, ErrorCode, Result};
 
 /// What is asked of the server's side.
@@ -65,10 +65,7 @@ pub(super) struct Files {
 
 /// What connects with TLS in this mode.
 pub(super) fn connector(mode: SslMode, files: &Files) -> Result<MakeRustlsConnect> {
-    if CryptoProvider::get_default().is_none() {
-        // If somebody was faster, theirs is used.
-        drop(rustls::crypto::ring::default_provider().install_default());
-    }
+    crypto::install();
     let unreadable = |what: &str| Error::invalid(format!("{what} is no PEM file of that kind"));
     let builder = ClientConfig::builder();
     // Without a root certificate `require` asks nothing, as libpq has it.

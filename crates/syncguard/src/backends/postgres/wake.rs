@@ -16,6 +16,7 @@ use tokio_postgres::{AsyncMessage, Client};
 
 use super::pool::{Connector, Driver, Parameter};
 use crate::common::backoff::reconnect_delay;
+use crate::common::hash_id::number_of;
 use crate::common::key::Key;
 use crate::contract::wake::{WakeHub, WakeUps};
 
@@ -81,8 +82,7 @@ impl Waker {
             generation: AtomicU64::new(0),
             broken: Notify::new(),
         });
-        let mix = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
-        let table = channel.bytes().fold(0x811C_9DC5, mix).cast_signed();
+        let table = number_of(&channel).cast_signed();
         let listener = Listener {
             shared: Arc::clone(&shared),
             connector,

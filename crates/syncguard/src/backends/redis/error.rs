@@ -1,30 +1,17 @@
 //! What goes wrong with Redis, in our words: by code, never by the text of a message.
 
 use std::error::Error as StdError;
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError};
 
-use crate::common::error::{Error, ErrorCode};
+use crate::common::error::{Cause, Error, ErrorCode};
 
 /// The operation during which most things go wrong.
 pub(super) const CONNECT: &str = "connect";
 
-/// The cause of an error without anything that could be secret: the server's code, or what kind of
-/// trouble the driver saw. Details hold keys and addresses.
-#[derive(Debug)]
-pub(super) struct Cause(String);
-
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl StdError for Cause {}
-
+/// The server's code, or what kind of trouble the driver saw.
 pub(super) fn cause(error: &RedisError) -> Cause {
     Cause(match error.code() {
         Some(code) => format!("the server answered {code}"),

@@ -17,6 +17,7 @@ use redis::{
 use tokio::task::JoinSet;
 
 use super::error;
+use crate::common::crypto;
 use crate::common::error::{Error, Result};
 
 /// Where to find the server in charge.
@@ -85,7 +86,7 @@ impl Finder {
         name: String,
     ) -> Result<Self> {
         if topology.is_tls() {
-            install_crypto();
+            crypto::install();
         } else if certificates.is_some() {
             return Err(Error::invalid("certificates need a rediss:// URL"));
         }
@@ -298,14 +299,6 @@ pub(super) fn refuse_without_tag(prefix: &str) -> Result<()> {
          records of a lock are in one slot",
     )
     .with_operation("redis", error::CONNECT))
-}
-
-/// Chooses an implementation of cryptography, unless the program has chosen one.
-fn install_crypto() {
-    if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // If somebody was faster, theirs is used.
-        drop(rustls::crypto::ring::default_provider().install_default());
-    }
 }
 
 #[cfg(test)]

@@ -129,14 +129,7 @@ fn sentinel(scheme: &str, rest: &str, options: &mut UrlOptions) -> Result<Sentin
 
 /// The certificates in the files that the options name.
 fn certificates(options: &mut UrlOptions) -> Result<Option<TlsCertificates>> {
-    let mut read = |name: &str| -> Result<Option<Vec<u8>>> {
-        let Some(path) = options.take(name)? else { return Ok(None) };
-        let unreadable = |cause: std::io::Error| {
-            Error::invalid(format!("the file that \"{name}\" names cannot be read"))
-                .with_source(cause)
-        };
-        std::fs::read(path).map(Some).map_err(unreadable)
-    };
+    let mut read = |name| options.take_file(name);
     let (root_cert, client_cert, client_key) =
         (read("tls_ca")?, read("tls_cert")?, read("tls_key")?);
     let client_tls = match (client_cert, client_key) {

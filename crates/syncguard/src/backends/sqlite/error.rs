@@ -1,22 +1,8 @@
 //! What goes wrong with SQLite, in our words: by code, never by the text of a message.
 
-use std::fmt;
-
 use rusqlite::ErrorCode as Sqlite;
 
-use crate::common::error::{Error, ErrorCode};
-
-/// The cause of an error without anything that could be secret: the code of SQLite.
-#[derive(Debug)]
-struct Cause(String);
-
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Cause {}
+use crate::common::error::{Cause, Error, ErrorCode};
 
 /// Our error for one of SQLite's. Nothing was changed, because the transaction is rolled back; only
 /// of a disk that fails nobody knows what it has kept.

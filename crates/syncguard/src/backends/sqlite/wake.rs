@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::common::hash_id::number_of;
 use crate::common::key::Key;
 use crate::contract::wake::{WakeHub, WakeUps};
 
@@ -32,11 +33,10 @@ pub(super) struct Waker {
     is_closed: AtomicBool,
 }
 
-/// The same in every process, whatever it was built with: FNV-1a.
+/// The same in every process.
 fn group_of(key: &Key) -> usize {
-    let mix = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
-    let hash = key.as_str().bytes().fold(0x811C_9DC5, mix);
-    (hash ^ (hash >> 16)) as usize % GROUPS
+    let number = number_of(key.as_str());
+    (number ^ (number >> 16)) as usize % GROUPS
 }
 
 impl Waker {

@@ -1,20 +1,14 @@
 -- take: take the lock, if it is still free and it is our turn. A statement of its own, so that it sees
 -- what was committed while we waited, and reads the clock after that.
---
--- Whoever waited for its turn has it and is given it again. Whoever saw a live lock a moment ago and a
--- free one now has not waited, and takes the turn only if nobody else has it; what such a one cannot
--- see yet, the last condition sees.
+-- Whoever saw a live lock has not waited for its turn and takes nothing, whatever is there by now.
 -- $1 key   $2 tolerance in ms   $3 lock id   $4 ttl in ms   $5 largest fence
 -- answers fence and expiry, or nothing
 WITH counted AS (
   INSERT INTO {fences} AS f (fence_key, fence, key_debug)
   SELECT 'fence:' || $1, 1, $1
-  WHERE CASE
-    WHEN EXISTS (
+  WHERE current_setting('syncguard.turn', true) = 'mine' AND NOT EXISTS (
       SELECT FROM {locks}
       WHERE key = $1 AND (lock_id = $3 OR expires_at_ms > {now} - $2 OR NOT {sensible}))
-    THEN false
-    ELSE pg_try_advisory_xact_lock(hashtext($1)) END
   ON CONFLICT (fence_key) DO UPDATE SET fence = f.fence + 1
     WHERE f.fence >= 0 AND f.fence < $5
   RETURNING fence)

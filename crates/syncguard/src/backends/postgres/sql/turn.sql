@@ -6,7 +6,8 @@ SELECT now, lock_id, fence, expires_at_ms
 FROM (
   SELECT now, lock_id, fence, expires_at_ms,
     CASE WHEN expires_at_ms > now - $2 THEN NULL
-      ELSE pg_advisory_xact_lock(hashtext($1))::text END AS turn
+      ELSE pg_advisory_xact_lock(hashtext($1))::text || set_config('syncguard.turn', 'mine', true)
+      END AS turn
   FROM (SELECT {now} AS now OFFSET 0) AS clock LEFT JOIN {locks} ON key = $1
   OFFSET 0) AS seen
 LEFT JOIN LATERAL (

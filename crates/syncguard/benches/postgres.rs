@@ -15,8 +15,9 @@ use syncguard::postgres::PostgresConfig;
 use syncguard::{LockBackend, LockOptions, Locker, PostgresBackend};
 use test_support::{PostgresOptions, PostgresServer};
 
-const ROUNDS: usize = 5;
-const SLICE: Duration = Duration::from_secs(2);
+/// Many short ones: the speed of a disk changes from one second to the next.
+const ROUNDS: usize = 13;
+const SLICE: Duration = Duration::from_secs(1);
 
 fn main() {
     if contention::is_child() {

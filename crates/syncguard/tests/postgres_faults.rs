@@ -61,6 +61,43 @@ async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_was_taken_and_given_back_unseen_costs_no_fence() {
+    let Some(server) = start() else { return };
+    let quick = connect(&server.url()).await;
+    cycle(&quick, "a").await.expect("works");
+    // Between its snapshot and its turn, a statement of the slow one sleeps.
+    let raw = raw(&server).await;
+    let slow = "CREATE SCHEMA slow; CREATE FUNCTION slow.hashtext(text) RETURNS int AS \
+                'SELECT pg_sleep(0.5); SELECT pg_catalog.hashtext($1)' LANGUAGE sql VOLATILE";
+    raw.batch_execute(slow).await.expect("works");
+    let path = "options=-c%20search_path%3Dpublic,slow,pg_catalog";
+    let slow = connect(&format!("{}?{path}", server.url())).await;
+    for is_held in [true, false] {
+        let request = request("a");
+        let (outcome, fence) = tokio::join!(slow.acquire(&request), async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let taken = quick.acquire(&self::request("a")).await.expect("works");
+            let Acquire::Acquired(lease) = taken else { panic!("{taken:?}") };
+            if !is_held {
+                raw.execute("DELETE FROM syncguard_locks", &[]).await.expect("works");
+            }
+            lease.fence().get()
+        });
+        match outcome.expect("works") {
+            Acquire::Contended { .. } => assert!(is_held),
+            Acquire::Acquired(lease) => {
+                assert_eq!((lease.fence().get(), is_held), (fence + 1, false))
+            }
+            Acquire::Spent => panic!("it is a new request"),
+        }
+        let counter = raw.query_one("SELECT fence FROM syncguard_fence_counters", &[]).await;
+        let counter: i64 = counter.expect("works").get(0);
+        assert_eq!(counter.unsigned_abs(), fence + u64::from(!is_held));
+        raw.execute("DELETE FROM syncguard_locks", &[]).await.expect("works");
+    }
+}
+
 /// A locker that hears of releases or never.
 fn waiter(backend: PostgresBackend) -> Locker<PostgresBackend> {
     let much_later = Duration::from_hours(1);

@@ -11,12 +11,13 @@ use crate::contract::advice::Advice;
 
 const QUESTION: &str = "
     SELECT current_setting('fsync'), current_setting('full_page_writes'),
-      current_setting('synchronous_commit'),
+      (SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit'),
       (SELECT count(*) FROM pg_stat_replication
-       WHERE sync_state IS NULL OR sync_state NOT IN ('sync', 'quorum')),
+       WHERE sync_state NOT IN ('sync', 'quorum')),
       (SELECT relpersistence::text FROM pg_class WHERE oid = to_regclass($1)),
       (SELECT relpersistence::text FROM pg_class WHERE oid = to_regclass($2)),
-      pg_is_in_recovery()";
+      pg_is_in_recovery(),
+      (SELECT count(*) FROM pg_stat_replication WHERE sync_state IS NULL)";
 
 /// Asks the server.
 pub(super) async fn ask(pool: &Pool, locks: &str, fences: &str) -> Result<Vec<Advice>> {
@@ -51,6 +52,13 @@ pub(super) async fn ask(pool: &Pool, locks: &str, fences: &str) -> Result<Vec<Ad
             "standby",
             "a standby follows asynchronously: a failover to it can lose the last locks and repeat \
              their fences; name it in synchronous_standby_names",
+        ));
+    }
+    if column::<i64>(row, 7)? > 0 {
+        found.push(Advice::new(
+            "standby",
+            "a standby follows, and this user may not see whether asynchronously, which would be \
+             dangerous; GRANT pg_read_all_stats to see it",
         ));
     }
     let persistence = [column::<Option<&str>>(row, 4)?, column::<Option<&str>>(row, 5)?];

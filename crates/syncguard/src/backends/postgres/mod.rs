@@ -12,6 +12,7 @@
 mod advice;
 mod callers_pool;
 mod config;
+mod driver;
 mod error;
 mod fenced;
 mod names;
@@ -277,30 +278,16 @@ impl PostgresBackend {
         let (tolerance, ttl) = (integer(TIME_TOLERANCE_MS), integer(request.ttl().as_millis()));
         let (id, largest) = (lock_id.expose(), integer(Fence::MAX.get()));
         let statements = &self.shared.statements;
-        let turn: Step<'_> = (&statements.turn, &[&key, &tolerance]);
+        let turn: Step<'_> = (&statements.turn, &[&key]);
         let take: Step<'_> = (&statements.take, &[&key, &tolerance, &id, &ttl, &largest]);
+        let taken = self.run(Urgency::Ordinary, take).await?;
+        if let Some(outcome) = outcome(&taken, request)? {
+            return Ok(outcome);
+        }
+        // It looked free, and somebody else had the turn, or had it a moment ago.
         let steps = [Some(turn), Some(take)];
-        let [seen, taken] = transaction::run(&self.shared.pool, Urgency::Ordinary, steps).await?;
-        if let Some(taken) = taken.first() {
-            let granted = fence(column(taken, 0)?)?;
-            granted.warn_near_the_end(request.key());
-            return Ok(Acquire::Acquired(Lease::new(granted, millis(column(taken, 1)?)?)));
-        }
-        let seen = seen.first().ok_or_else(error::nonsense)?;
-        match refusal(seen, lock_id)? {
-            Some(outcome) => Ok(outcome),
-            None => self.why_not(request).await,
-        }
-    }
-
-    /// The lock looked free and was not granted: the counter is at its end, or somebody was faster.
-    async fn why_not(&self, request: &AcquireRequest) -> Result<Acquire> {
-        let key = request.key().as_str();
-        let rows = self.run(Urgency::Ordinary, (&self.shared.statements.counter, &[&key])).await?;
-        let counter = rows.first().map(|row| column::<i64>(row, 0)).transpose()?.unwrap_or(0);
-        let counter = u64::try_from(counter).map_err(|_cause| error::foreign())?;
-        Fence::after(counter)?;
-        Ok(Acquire::Contended { free_in: None })
+        let [_, taken] = transaction::run(&self.shared.pool, Urgency::Ordinary, steps).await?;
+        Ok(outcome(&taken, request)?.unwrap_or(Acquire::Contended { free_in: None }))
     }
 
     async fn try_release(&self, request: &ReleaseRequest) -> Result<Release> {
@@ -308,12 +295,12 @@ impl PostgresBackend {
         let (id, table) = (lock_id.expose(), self.shared.waker.table());
         let release: Step<'_> = (&self.shared.statements.release, &[&id, &tolerance, &table]);
         let rows = self.run(Urgency::Urgent, release).await?;
-        let Some(row) = rows.first() else {
-            // Nothing was changed; a second question says why.
-            let found = self.find(Urgency::Urgent, &self.shared.statements.by_id, id).await?;
-            let absence = if found.is_some() { Absence::Expired } else { Absence::NotFound };
+        let Some(row) = rows.first() else { return Ok(Release::NotHeld(Absence::NotFound)) };
+        if let Some(stored) = column::<Option<&str>>(row, 2)? {
+            fence(stored)?;
+            let absence = if column(row, 3)? { Absence::NotFound } else { Absence::Expired };
             return Ok(Release::NotHeld(absence));
-        };
+        }
         if column(row, 1)? {
             self.tell(&Key::new(column::<&str>(row, 0)?).map_err(|_cause| error::foreign())?);
         }
@@ -353,24 +340,30 @@ fn absence(row: &Row) -> Result<Absence> {
     }
 }
 
-/// What the plain read says to an acquire that was not granted; `None` when the lock looked free.
-fn refusal(seen: &Row, lock_id: LockId) -> Result<Option<Acquire>> {
-    let now = millis(column(seen, 0)?)?;
-    let (Some(held_by), Some(stored), Some(expires_at)) = (
-        column::<Option<&str>>(seen, 1)?,
-        column::<Option<&str>>(seen, 2)?,
-        column::<Option<i64>>(seen, 3)?,
-    ) else {
-        return Ok(None);
-    };
-    LockId::parse(held_by).map_err(|_cause| error::foreign())?;
-    let (stored, expires_at) = (fence(stored)?, millis(expires_at)?);
-    Ok(match (held_by == lock_id.expose(), is_live(expires_at, now)) {
-        (true, true) => Some(Acquire::Acquired(Lease::new(stored, expires_at))),
-        (true, false) => Some(Acquire::Spent),
-        (false, true) => Some(Acquire::Contended { free_in: Some(expires_at.dead_in(now)) }),
-        (false, false) => None,
-    })
+/// What `take` says; `None` when the lock looked free and was not taken, because it was not our turn.
+fn outcome(rows: &[Row], request: &AcquireRequest) -> Result<Option<Acquire>> {
+    let row = rows.first().ok_or_else(error::nonsense)?;
+    if let Some(taken) = column::<Option<&str>>(row, 0)? {
+        let granted = fence(taken)?;
+        granted.warn_near_the_end(request.key());
+        return Ok(Some(Acquire::Acquired(Lease::new(granted, millis(column(row, 1)?)?))));
+    }
+    let now = millis(column(row, 2)?)?;
+    if let Some(held_by) = column::<Option<&str>>(row, 3)? {
+        LockId::parse(held_by).map_err(|_cause| error::foreign())?;
+        let (stored, expires_at) = (fence(column(row, 4)?)?, millis(column(row, 5)?)?);
+        match (held_by == request.lock_id().expose(), is_live(expires_at, now)) {
+            (true, true) => return Ok(Some(Acquire::Acquired(Lease::new(stored, expires_at)))),
+            (true, false) => return Ok(Some(Acquire::Spent)),
+            (false, true) => {
+                return Ok(Some(Acquire::Contended { free_in: Some(expires_at.dead_in(now)) }));
+            }
+            (false, false) => {}
+        }
+    }
+    let counter = column::<Option<i64>>(row, 6)?.unwrap_or(0);
+    Fence::after(u64::try_from(counter).map_err(|_cause| error::foreign())?)?;
+    Ok(None)
 }
 
 impl Inspector for PostgresBackend {

@@ -11,23 +11,17 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::callers_pool::{ClientPool, PooledClient};
 use super::config::PostgresConfig;
+use super::driver::{Driver, drive};
 use super::error;
 use super::statements::{Sql, Statements};
 use super::{tls, transaction};
 use crate::common::error::{Error, ErrorCode, Result};
-
-/// What drives a connection: it must be polled.
-pub(super) type Driver = tokio_postgres::Connection<
-    tokio_postgres::Socket,
-    <MakeRustlsConnect as MakeTlsConnect<tokio_postgres::Socket>>::Stream,
->;
 
 /// Opens connections.
 pub(super) struct Connector {
@@ -107,8 +101,6 @@ pub(super) enum Urgency {
 struct Link {
     client: Handle,
     prepared: Vec<Statement>,
-    /// The server confirms before it has flushed, unless a transaction asks otherwise.
-    forgets: bool,
 }
 
 /// A client of ours and what drives it, or one that the caller's pool has lent.
@@ -138,19 +130,6 @@ impl Handle {
 
 fn exclusive<T>(value: &mut Mutex<T>) -> &mut T {
     value.get_mut().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Waits for an answer while driving the connection that it comes on; `None` when that ends first.
-pub(super) async fn drive<T>(
-    driver: Option<&mut Pin<Box<Driver>>>,
-    work: impl Future<Output = T>,
-) -> Option<T> {
-    let Some(driver) = driver else { return Some(work.await) };
-    tokio::select! {
-        biased;
-        done = work => Some(done),
-        _ended = driver => None,
-    }
 }
 
 impl Deref for Handle {
@@ -243,9 +222,7 @@ impl Pool {
 
     async fn borrow(&self, theirs: &dyn ClientPool) -> Result<Link> {
         match tokio::time::timeout(self.response_timeout, theirs.get()).await {
-            Ok(Ok(client)) => {
-                Ok(Link { client: Handle::Theirs(client), prepared: Vec::new(), forgets: false })
-            }
+            Ok(Ok(client)) => Ok(Link { client: Handle::Theirs(client), prepared: Vec::new() }),
             // Its own words may hold a password.
             Ok(Err(_cause)) => {
                 let message = "the pool gave no connection to postgres";
@@ -264,8 +241,6 @@ impl Pool {
         let (client, driver) = opened.ok_or_else(error::nonsense)?;
         let mut driver = Some(Box::pin(driver));
         let patience = self.response_timeout;
-        let asked = "SELECT FROM (SELECT) AS one \
-                     WHERE current_setting('synchronous_commit') IN ('off', 'local')";
         let preparing = async {
             let prepared = if self.is_pooled() {
                 Ok(Vec::new())
@@ -278,12 +253,14 @@ impl Pool {
                 Err(cause) if cause.code().is_some() => Vec::new(),
                 prepared => prepared?,
             };
-            let forgets = !client.query_typed(asked, &[]).await?.is_empty();
-            Ok::<_, tokio_postgres::Error>((prepared, forgets))
+            if !self.is_pooled() {
+                client.batch_execute(transaction::KEEP_GRANTS).await?;
+            }
+            Ok::<_, tokio_postgres::Error>(prepared)
         };
         match tokio::time::timeout(patience, drive(driver.as_mut(), preparing)).await {
-            Ok(Some(Ok((prepared, forgets)))) => {
-                Ok(Link { client: Handle::Ours(client, Mutex::new(driver)), prepared, forgets })
+            Ok(Some(Ok(prepared))) => {
+                Ok(Link { client: Handle::Ours(client, Mutex::new(driver)), prepared })
             }
             Ok(Some(Err(cause))) => Err(error::map(&cause).without_effect()),
             Ok(None) => Err(error::lost().without_effect()),
@@ -316,10 +293,6 @@ impl Lease<'_> {
         if let Some(Link { client: Handle::Ours(_, place), .. }) = &mut self.link {
             *exclusive(place) = driver;
         }
-    }
-
-    pub(super) fn forgets(&self) -> bool {
-        self.link().forgets
     }
 
     pub(super) fn client(&self) -> &Client {

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use super::driver::drive;
 use super::error;
 use super::names::TableName;
-use super::pool::{Pool, Urgency, drive};
+use super::pool::{Pool, Urgency};
 use crate::common::backoff::reconnect_delay;
 use crate::common::error::Result;
 

@@ -2,7 +2,8 @@
 //!
 //! The order of locks is that of decision 023: acquire reads first, then takes the advisory lock of
 //! the key, then the row. Every statement sees what was committed before it began (`READ
-//! COMMITTED`), so what is read after a wait is current, and the clock is read after the wait too.
+//! COMMITTED`), so what is read by the statement after a wait is current, and the clock is read after
+//! the wait too.
 
 use tokio_postgres::types::Type;
 
@@ -21,7 +22,6 @@ pub(super) struct Sql {
 pub(super) struct Statements {
     pub(super) turn: Sql,
     pub(super) take: Sql,
-    pub(super) counter: Sql,
     pub(super) release: Sql,
     pub(super) turn_by_id: Sql,
     pub(super) extend: Sql,
@@ -57,8 +57,7 @@ impl Statements {
     pub(super) fn new(locks: &TableName, fences: &TableName) -> Self {
         let names = &[locks.quoted(), fences.quoted()];
         Self {
-            turn: sql!("sql/turn.sql", names, [Type::TEXT, Type::INT8]),
-            counter: sql!("sql/counter.sql", names, [Type::TEXT]),
+            turn: sql!("sql/turn.sql", names, [Type::TEXT]),
             take: sql!(
                 "sql/take.sql",
                 names,
@@ -76,11 +75,10 @@ impl Statements {
     }
 
     /// In the order in which a connection keeps them.
-    pub(super) fn all(&self) -> [&Sql; 11] {
+    pub(super) fn all(&self) -> [&Sql; 10] {
         [
             &self.turn,
             &self.take,
-            &self.counter,
             &self.release,
             &self.turn_by_id,
             &self.extend,

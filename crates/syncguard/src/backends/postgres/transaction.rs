@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use tokio_postgres::Row;
 
+use super::driver::drive;
 use super::error;
-use super::pool::{Lease, Parameter, Pool, Urgency, drive};
+use super::pool::{Lease, Parameter, Pool, Urgency};
 use super::statements::Sql;
 use crate::common::error::Result;
 
@@ -13,17 +14,30 @@ use crate::common::error::Result;
 pub(super) type Step<'a> = (&'a Sql, &'a [Parameter<'a>]);
 
 /// Raises `synchronous_commit` where it would let a grant be forgotten; never lowers it.
-const KEEP: &str = "SELECT set_config('synchronous_commit', 'on', true) \
-                    WHERE current_setting('synchronous_commit') IN ('off', 'local')";
+macro_rules! keep_grants {
+    ($is_local:literal) => {
+        concat!(
+            "SELECT set_config('synchronous_commit', 'on', ",
+            $is_local,
+            ") WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+        )
+    };
+}
 
-/// What a session of ours begins with, so that its transactions need not say it: the isolation, and
-/// how long the server may take, so that a statement whose client has given up does not wait for
-/// ever. A pooler refuses such words, and is noticed by that.
+/// For a session of our own.
+pub(super) const KEEP_GRANTS: &str = keep_grants!(false);
+/// For one transaction.
+const KEEP_GRANT: &str = keep_grants!(true);
+
+/// What a session of ours begins with, so that its transactions need not say it: the isolation, how
+/// long the server may take, so that a statement whose client has given up does not wait for ever,
+/// and that no statement is planned twice, because none has a better plan for some keys. A pooler refuses such words, and is noticed by that.
 pub(super) fn session_options(limit: Duration) -> String {
     let [lock_ms, limit_ms] = limits(limit);
     format!(
         "-c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off \
-         -c lock_timeout={lock_ms} -c statement_timeout={limit_ms}"
+         -c lock_timeout={lock_ms} -c statement_timeout={limit_ms} \
+         -c plan_cache_mode=force_generic_plan"
     )
 }
 
@@ -32,7 +46,7 @@ fn opening(limit: Duration) -> String {
     let [lock_ms, limit_ms] = limits(limit);
     format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = {lock_ms}; \
-         SET LOCAL statement_timeout = {limit_ms}; {KEEP}"
+         SET LOCAL statement_timeout = {limit_ms}; {KEEP_GRANT}"
     )
 }
 
@@ -90,15 +104,11 @@ async fn attempt(
         // A statement alone is a transaction.
         return Ok([run_step(lease, first).await?, Vec::new()]);
     }
-    let opening = match (pool.is_pooled(), lease.forgets()) {
-        (true, _) => opening(pool.response_timeout()),
-        (false, true) => format!("BEGIN; {KEEP}"),
-        (false, false) => "BEGIN".to_owned(),
-    };
+    let opening = if pool.is_pooled() { &opening(pool.response_timeout()) } else { "BEGIN" };
     // In this order, and all before the first answer.
     let (begun, first, second, committed) = tokio::join!(
         biased;
-        lease.client().batch_execute(&opening),
+        lease.client().batch_execute(opening),
         run_step(lease, first),
         run_step(lease, second),
         lease.client().batch_execute("COMMIT"),

@@ -14,7 +14,8 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_postgres::types::Type;
 use tokio_postgres::{AsyncMessage, Client};
 
-use super::pool::{Connector, Driver, Parameter};
+use super::driver::Driver;
+use super::pool::{Connector, Parameter};
 use crate::common::backoff::reconnect_delay;
 use crate::common::hash_id::number_of;
 use crate::common::key::Key;

@@ -3,9 +3,10 @@
 use std::fs;
 
 use crate::shell::{Outcome, cargo, root, step};
+use crate::tools;
 
 /// What has a benchmark, by the name of its file: the backends, and the command.
-const BACKENDS: [&str; 5] = ["cli", "memory", "postgres", "redis", "sqlite"];
+const BACKENDS: [&str; 6] = ["cli", "firestore", "memory", "postgres", "redis", "sqlite"];
 
 /// Runs the benchmarks and collects their figures.
 pub(crate) fn run(backends: &[String]) -> Outcome {
@@ -24,8 +25,12 @@ pub(crate) fn run(backends: &[String]) -> Outcome {
         let out = directory.join(format!("{backend}.json"));
         let package = if backend == "cli" { "syncguard-cli" } else { "syncguard" };
         let bench = ["bench", "--package", package, "--all-features", "--bench", backend];
-        let outcome =
-            step(&format!("benchmark {backend}"), cargo(&bench).env("SYNCGUARD_BENCH_OUT", &out));
+        let mut bench = cargo(&bench);
+        bench.env("SYNCGUARD_BENCH_OUT", &out);
+        if backend == "firestore" {
+            bench.env("PATH", tools::firestore_emulator()?);
+        }
+        let outcome = step(&format!("benchmark {backend}"), &mut bench);
         if let Err(message) = outcome {
             missed.push(message);
         }

@@ -18,7 +18,7 @@ usage: cargo xtask COMMAND
   soak               run what takes longer than CI may
   mutants            plant bugs in the engine, one after the other; the tests must catch each
 
-backends: memory, postgres, redis, sqlite
+backends: firestore, memory, postgres, redis, sqlite
 ";
 
 fn main() -> ExitCode {

@@ -1,16 +1,18 @@
 //! `cargo xtask test` and `cargo xtask soak`.
 
+use std::ffi::OsString;
 use std::fs;
+use std::process::Command;
 
 use crate::shell::{Outcome, cargo, root, step};
 use crate::tools;
 
 /// The features of the library that must also compile alone.
-const FEATURES: [&str; 7] =
-    ["blocking", "conformance", "metrics", "postgres", "redis", "serde", "sqlite"];
+const FEATURES: [&str; 8] =
+    ["blocking", "conformance", "firestore", "metrics", "postgres", "redis", "serde", "sqlite"];
 
 /// The backends that have tests of their own, by the name of their test file.
-const BACKENDS: [&str; 4] = ["memory", "postgres", "redis", "sqlite"];
+const BACKENDS: [&str; 5] = ["firestore", "memory", "postgres", "redis", "sqlite"];
 
 /// Makes a missing server a failure instead of a visible skip.
 const REQUIRE_SERVERS: &str = "SYNCGUARD_REQUIRE_SERVERS";
@@ -25,17 +27,18 @@ pub(crate) fn run(backends: &[String]) -> Outcome {
         known.then_some(()).ok_or_else(|| {
             format!("there is no backend {backend}; there are: {}", BACKENDS.join(", "))
         })?;
-        install_servers(&[backend.as_str()])?;
+        let path = install_servers(&[backend.as_str()])?;
         // The files of a backend's tests begin with its name.
         let pattern = format!("{backend}*");
         let arguments = ["test", "--package", "syncguard", "--all-features", "--test", &pattern];
-        step(&format!("tests of {backend}"), cargo(&arguments).env(REQUIRE_SERVERS, "1"))?;
+        let mut tests = cargo(&arguments);
+        step(&format!("tests of {backend}"), tests.env(REQUIRE_SERVERS, "1").env("PATH", path))?;
     }
     Ok(())
 }
 
-/// Installs what the tests of these backends start by themselves.
-fn install_servers(backends: &[&str]) -> Outcome {
+/// Installs what the tests of these backends start by themselves; the path on which they find it.
+fn install_servers(backends: &[&str]) -> Outcome<OsString> {
     if backends.contains(&"redis") {
         tools::from_debian("redis-server", "redis-server")?;
     }
@@ -44,11 +47,14 @@ fn install_servers(backends: &[&str]) -> Outcome {
         tools::from_debian("psql", "postgresql")?;
         tools::from_debian("pgbouncer", "pgbouncer")?;
     }
-    Ok(())
+    if backends.contains(&"firestore") {
+        return tools::firestore_emulator();
+    }
+    Ok(std::env::var_os("PATH").unwrap_or_default())
 }
 
 fn everything() -> Outcome {
-    install_servers(&BACKENDS)?;
+    let path = install_servers(&BACKENDS)?;
     step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
     let lint = ["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
     step("lints", &mut cargo(&lint))?;
@@ -61,7 +67,7 @@ fn everything() -> Outcome {
     let document = ["doc", "--workspace", "--no-deps", "--all-features"];
     step("documentation", cargo(&document).env("RUSTDOCFLAGS", "-D warnings"))?;
     let test = ["test", "--workspace", "--all-features"];
-    step("tests", cargo(&test).env(REQUIRE_SERVERS, "1"))?;
+    step("tests", cargo(&test).env(REQUIRE_SERVERS, "1").env("PATH", path))?;
     for example in examples()? {
         let run =
             ["run", "--quiet", "--package", "syncguard", "--all-features", "--example", &example];
@@ -69,7 +75,7 @@ fn everything() -> Outcome {
     }
     // The advisory database is fetched from a place that not every machine reaches, so only what
     // can be checked everywhere is.
-    let mut deny = tools::from_crates_io("cargo-deny", "0.20.2")?;
+    let mut deny = Command::new(tools::from_crates_io("cargo-deny", "0.20.2", "dev")?);
     deny.current_dir(root()).args(["check", "licenses", "bans", "sources"]);
     step("licences, bans and sources of the dependencies", &mut deny)
 }

@@ -1,6 +1,7 @@
 //! Tools that the checks need, installed by themselves into a cache beside the user's other ones.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::shell::{Outcome, cargo, step};
@@ -37,14 +38,24 @@ pub(crate) fn from_debian(program: &str, package: &str) -> Outcome {
         .map_err(|cause| format!("{program} is missing; install the package {package} ({cause})"))
 }
 
-/// A program from crates.io at exactly this version, built the first time it is asked for.
-pub(crate) fn from_crates_io(name: &str, version: &str) -> Outcome<Command> {
+/// A program from crates.io at exactly this version, built the first time it is asked for, by the
+/// profile `dev` if it is built more often than it is slow.
+pub(crate) fn from_crates_io(name: &str, version: &str, profile: &str) -> Outcome<PathBuf> {
     let root = directory()?.join(format!("{name}-{version}"));
     let program = root.join("bin").join(name);
     if !program.exists() {
-        // Unoptimized: it is built more often than it is slow.
-        let mut install = cargo(&["install", "--locked", "--debug", "--version", version, name]);
+        let mut install =
+            cargo(&["install", "--locked", "--profile", profile, "--version", version, name]);
         step(&format!("installing {name} {version}"), install.arg("--root").arg(&root))?;
     }
-    Ok(Command::new(program))
+    Ok(program)
+}
+
+/// The emulator of Firestore; the path with which tests and benchmarks find it.
+pub(crate) fn firestore_emulator() -> Outcome<OsString> {
+    let program = from_crates_io("hidane", "0.6.0", "release")?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = program.parent().map(Path::to_owned).into_iter();
+    std::env::join_paths(folders.chain(std::env::split_paths(&path)))
+        .map_err(|cause| format!("the path: {cause}"))
 }

@@ -1,5 +1,7 @@
 //! One URL for every backend.
 
+#[cfg(feature = "firestore")]
+use crate::backends::firestore::{FirestoreBackend, FirestoreConfig};
 use crate::backends::memory::{MemoryBackend, MemoryConfig};
 #[cfg(feature = "postgres")]
 use crate::backends::postgres::{PostgresBackend, PostgresConfig};
@@ -19,6 +21,7 @@ use crate::contract::erased::AnyBackend;
 /// | `sqlite:/path/locks.db` | `sqlite` | a file of this machine |
 /// | `redis://`, `rediss://`, `redis+unix://`, `redis+sentinel://`, `redis+cluster://` | `redis` | see `RedisConfig::from_url` |
 /// | `postgres://user@host/database` | `postgres` | see `PostgresConfig::from_url` |
+/// | `firestore://project/database` | `firestore` | see `FirestoreConfig::from_url` |
 ///
 /// Options are in the query; an unknown one is an error. Messages do not repeat the URL, which may
 /// hold a password.
@@ -40,6 +43,8 @@ use crate::contract::erased::AnyBackend;
 pub async fn connect(url: &str) -> Result<AnyBackend> {
     Ok(match Target::parse(url)? {
         Target::Memory(config) => AnyBackend::new(MemoryBackend::with_config(config)),
+        #[cfg(feature = "firestore")]
+        Target::Firestore(config) => AnyBackend::new(FirestoreBackend::connect(*config).await?),
         #[cfg(feature = "postgres")]
         Target::Postgres(config) => AnyBackend::new(PostgresBackend::connect(*config).await?),
         #[cfg(feature = "redis")]
@@ -68,6 +73,8 @@ pub fn explain_key(url: &str, key: &Key) -> Result<Vec<(&'static str, String)>> 
         Target::Memory(_) => {
             Ok(vec![("lock", format!("in this process, key = {:?}", key.as_str()))])
         }
+        #[cfg(feature = "firestore")]
+        Target::Firestore(config) => config.explain(key),
         #[cfg(feature = "postgres")]
         Target::Postgres(config) => config.explain(key),
         #[cfg(feature = "redis")]
@@ -79,6 +86,8 @@ pub fn explain_key(url: &str, key: &Key) -> Result<Vec<(&'static str, String)>> 
 
 /// What a URL names.
 enum Target {
+    #[cfg(feature = "firestore")]
+    Firestore(Box<FirestoreConfig>),
     Memory(MemoryConfig),
     #[cfg(feature = "postgres")]
     Postgres(Box<PostgresConfig>),
@@ -93,6 +102,8 @@ impl Target {
         let scheme = url.split(':').next().unwrap_or_default();
         let family = scheme.split('+').next().unwrap_or_default();
         match family {
+            #[cfg(feature = "firestore")]
+            "firestore" => Ok(Self::Firestore(Box::new(FirestoreConfig::from_url(url)?))),
             "memory" => Ok(Self::Memory(MemoryConfig::from_url(url)?)),
             #[cfg(feature = "postgres")]
             "postgres" | "postgresql" => {
@@ -104,6 +115,8 @@ impl Target {
             }
             #[cfg(feature = "sqlite")]
             "sqlite" => Ok(Self::Sqlite(SqliteConfig::from_url(url)?)),
+            #[cfg(not(feature = "firestore"))]
+            "firestore" => Err(missing("firestore")),
             #[cfg(not(feature = "postgres"))]
             "postgres" | "postgresql" => Err(missing("postgres")),
             #[cfg(not(feature = "redis"))]
@@ -112,13 +125,18 @@ impl Target {
             "sqlite" => Err(missing("sqlite")),
             _ => Err(Error::invalid(
                 "the URL names no backend; it begins with memory:, sqlite:, redis://, rediss://, \
-                 redis+unix://, redis+sentinel://, redis+cluster:// or postgres://",
+                 redis+unix://, redis+sentinel://, redis+cluster://, postgres:// or firestore://",
             )),
         }
     }
 }
 
-#[cfg(not(all(feature = "postgres", feature = "redis", feature = "sqlite")))]
+#[cfg(not(all(
+    feature = "firestore",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sqlite"
+)))]
 fn missing(feature: &str) -> Error {
     Error::invalid(format!("this program was built without the feature \"{feature}\""))
 }

@@ -12,6 +12,8 @@ pub mod diagnostics;
 mod layers;
 mod lock;
 
+#[cfg(feature = "firestore")]
+pub use backends::firestore::{self, FirestoreBackend};
 pub use backends::memory::{self, MemoryBackend};
 #[cfg(feature = "postgres")]
 pub use backends::postgres::{self, PostgresBackend};

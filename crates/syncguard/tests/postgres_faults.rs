@@ -87,7 +87,7 @@ async fn a_lock_that_was_taken_and_given_back_unseen_costs_no_fence() {
         match outcome.expect("works") {
             Acquire::Contended { .. } => assert!(is_held),
             Acquire::Acquired(lease) => {
-                assert_eq!((lease.fence().get(), is_held), (fence + 1, false))
+                assert_eq!((lease.fence().get(), is_held), (fence + 1, false));
             }
             Acquire::Spent => panic!("it is a new request"),
         }

@@ -2,12 +2,14 @@
 //! and a TCP proxy that misbehaves on demand.
 
 mod certificates;
+mod firestore;
 mod postgres;
 mod process;
 mod proxy;
 mod redis;
 
 pub use certificates::Certificates;
+pub use firestore::FirestoreEmulator;
 pub use postgres::{PgBouncer, PostgresOptions, PostgresServer};
 pub use process::{TempDir, find_program};
 pub use proxy::{Fault, Proxy};

@@ -50,6 +50,9 @@ impl Proxy {
                     let fault = Arc::clone(&fault);
                     tokio::spawn(async move {
                         if let Ok(server) = TcpStream::connect(("127.0.0.1", to_port)).await {
+                            // What it holds back, it holds back on purpose.
+                            client.set_nodelay(true).expect("a socket");
+                            server.set_nodelay(true).expect("a socket");
                             carry(client, server, &fault).await;
                         }
                     });

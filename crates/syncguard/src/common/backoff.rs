@@ -1,6 +1,6 @@
 //! Chance, and how long to wait before one connects again.
 
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis"))]
 use std::time::Duration;
 
 /// A random number in `0.0..=1.0`.
@@ -12,7 +12,7 @@ pub(crate) fn random_fraction() -> f64 {
 /// How long to wait before connecting again after so many failures in a row: nothing at first, then
 /// up to 20 ms, doubled each time, at most a second. The whole of it is jitter, so that the clients
 /// of a server that comes back do not come all at once.
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis"))]
 pub(crate) fn reconnect_delay(failures: u32) -> Duration {
     const FIRST: Duration = Duration::from_millis(20);
     const LONGEST: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ pub(crate) fn reconnect_delay(failures: u32) -> Duration {
     }
 }
 
-#[cfg(all(test, any(feature = "postgres", feature = "redis")))]
+#[cfg(all(test, any(feature = "firestore", feature = "postgres", feature = "redis")))]
 mod tests {
     use super::*;
 

@@ -254,18 +254,18 @@ impl From<Infallible> for Error {
 }
 
 /// The cause of an error in our words: what a driver says may hold keys, addresses and passwords.
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite"))]
 #[derive(Debug)]
 pub(crate) struct Cause(pub(crate) String);
 
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite"))]
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite"))]
 impl StdError for Cause {}
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 pub(crate) mod backoff;
 pub(crate) mod cleanup;
 pub(crate) mod clock;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis"))]
 pub(crate) mod crypto;
 pub(crate) mod error;
 pub(crate) mod fence;

@@ -74,6 +74,11 @@ impl KeySpace {
         self.fit("id:", lock_id.expose())
     }
 
+    /// What stands for a name that a store cannot have.
+    pub(crate) fn hashed(name: &str) -> String {
+        URL_SAFE_NO_PAD.encode(&Sha256::digest(name.as_bytes())[..16])
+    }
+
     fn fit(&self, kind: &str, name: &str) -> Result<String> {
         let mut full = self.with_room_for(kind.len() + name.len());
         full.push_str(kind);
@@ -85,9 +90,8 @@ impl KeySpace {
         if full.len() + self.reserve_bytes <= self.limit_bytes {
             return Ok(full);
         }
-        let digest = Sha256::digest(full.as_bytes());
         let mut hashed = self.with_room_for(22);
-        URL_SAFE_NO_PAD.encode_string(&digest[..16], &mut hashed);
+        hashed.push_str(&Self::hashed(&full));
         if hashed.len() + self.reserve_bytes <= self.limit_bytes {
             return Ok(hashed);
         }

@@ -1,7 +1,12 @@
 //! The options in the query of a URL.
 
 use std::str::FromStr;
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(
+    feature = "firestore",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sqlite"
+))]
 use std::time::Duration;
 
 use super::error::{Error, Result};
@@ -41,7 +46,7 @@ impl UrlOptions {
     }
 
     /// Takes a number of milliseconds.
-    #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+    #[cfg(any(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite"))]
     pub(crate) fn take_millis(&mut self, name: &str) -> Result<Option<Duration>> {
         let millis = self.take_as::<u64>(name, "number of milliseconds")?;
         Ok(millis.map(Duration::from_millis))
@@ -69,7 +74,10 @@ impl UrlOptions {
     }
 }
 
-#[cfg(all(test, any(feature = "postgres", feature = "redis", feature = "sqlite")))]
+#[cfg(all(
+    test,
+    any(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite")
+))]
 mod tests {
     use super::*;
 

@@ -1,0 +1,181 @@
+//! Whether the clock of this machine can be trusted.
+//!
+//! Liveness is judged by every client's own clock here, so two clocks that differ by more than the
+//! tolerance break a lock. Every answer carries the server's time, which costs nothing.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::error;
+use crate::common::error::Result;
+use crate::common::time::Timestamp;
+
+/// How far the clock may be off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// Above this a warning is logged.
+    pub(super) warn: Duration,
+    /// Above this nothing is granted or extended.
+    pub(super) refuse: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        // Two clients may err in opposite directions, and the tolerance is a second.
+        Self { warn: Duration::from_millis(250), refuse: Duration::from_millis(500) }
+    }
+}
+
+/// Watches the clock.
+#[derive(Debug)]
+pub(super) struct ClockCheck {
+    limits: Option<Limits>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    known: Option<Sample>,
+    last_warning: Option<Instant>,
+}
+
+/// One comparison with the server's clock, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    /// By how much this clock is ahead.
+    ahead: i64,
+    /// Half the time that the comparison took.
+    uncertainty: i64,
+    taken: Instant,
+}
+
+impl Sample {
+    /// What it is worth by now: a clock may drift by a millisecond in a second.
+    fn uncertainty_now(&self) -> i64 {
+        self.uncertainty.saturating_add(whole(self.taken.elapsed()) / 1000)
+    }
+
+    /// The largest error that is possible.
+    fn worst(&self) -> i64 {
+        self.ahead.saturating_abs().saturating_add(self.uncertainty_now())
+    }
+}
+
+fn whole(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+impl ClockCheck {
+    pub(super) fn new(limits: Option<Limits>) -> Self {
+        Self { limits, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that the server's clock showed `server` at some time between `sent` and `received` of
+    /// ours.
+    pub(super) fn note(&self, server: Timestamp, sent: Timestamp, received: Timestamp) {
+        let signed = |time: Timestamp| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+        let (sent, received) = (signed(sent), signed(received));
+        let middle = sent.midpoint(received);
+        let sample = Sample {
+            ahead: middle.saturating_sub(signed(server)),
+            uncertainty: received.saturating_sub(sent).max(0) / 2 + 1,
+            taken: Instant::now(),
+        };
+        let mut state = self.state();
+        // A quick answer tells more than a slow one, unless the two contradict each other: then the
+        // clock was moved.
+        let is_better = state.known.is_none_or(|known| {
+            let reach = known.uncertainty_now().saturating_add(sample.uncertainty);
+            sample.uncertainty <= known.uncertainty_now()
+                || sample.ahead.saturating_sub(known.ahead).saturating_abs() > reach
+        });
+        if is_better {
+            state.known = Some(sample);
+        }
+        self.warn(&mut state);
+    }
+
+    fn warn(&self, state: &mut State) {
+        const INTERVAL: Duration = Duration::from_mins(1);
+        let (Some(limits), Some(known)) = (self.limits, state.known) else { return };
+        let is_due = state.last_warning.is_none_or(|last| last.elapsed() >= INTERVAL);
+        if known.worst() > whole(limits.warn) && is_due {
+            state.last_warning = Some(Instant::now());
+            tracing::warn!(
+                ahead_ms = known.ahead,
+                uncertainty_ms = known.uncertainty_now(),
+                "the clock of this machine differs from Firestore's; synchronize it (NTP)"
+            );
+        }
+    }
+
+    /// Refuses to grant by a clock that is off.
+    pub(super) fn approve(&self) -> Result<()> {
+        let known = self.state().known;
+        match (self.limits, known) {
+            (Some(limits), Some(known)) if known.worst() > whole(limits.refuse) => {
+                Err(error::clock_is_off(known.ahead, known.uncertainty_now()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// By how much the clock may be off at most, if it was compared, and whether that is worth
+    /// telling.
+    pub(super) fn worst(&self) -> Option<(Duration, bool)> {
+        let worst = self.state().known?.worst();
+        let limits = self.limits.unwrap_or_default();
+        let duration = Duration::from_millis(worst.unsigned_abs());
+        Some((duration, worst > whole(limits.warn)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp::from_millis(1_000_000 + millis)
+    }
+
+    #[test]
+    fn a_clock_that_is_off_in_either_direction_is_refused() {
+        for (server, is_fine) in
+            [(1000, true), (1450, true), (550, true), (1550, false), (450, false)]
+        {
+            let check = ClockCheck::new(Some(Limits::default()));
+            check.approve().expect("not known yet");
+            check.note(at(server), at(1000), at(1010));
+            assert_eq!(check.approve().is_ok(), is_fine, "{server}");
+            let off = ClockCheck::new(None);
+            off.note(at(server), at(1000), at(1010));
+            off.approve().expect("it was switched off");
+        }
+    }
+
+    #[test]
+    fn half_the_round_trip_counts_as_error() {
+        let check = ClockCheck::new(Some(Limits::default()));
+        check.note(at(1600), at(1000), at(2200));
+        assert!(check.approve().is_err());
+        // A quick answer settles it; another slow one that agrees changes nothing.
+        check.note(at(3005), at(3000), at(3010));
+        check.approve().expect("known by now");
+        check.note(at(5000), at(4000), at(6000));
+        check.approve().expect("still known");
+    }
+
+    #[test]
+    fn a_clock_that_was_moved_is_noticed() {
+        let check = ClockCheck::new(Some(Limits::default()));
+        check.note(at(1005), at(1000), at(1010));
+        check.note(at(2005), at(7000), at(7100));
+        assert!(check.approve().is_err());
+        check.note(at(3005), at(3000), at(3020));
+        check.approve().expect("moved back");
+    }
+}

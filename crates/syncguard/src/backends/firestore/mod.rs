@@ -1,0 +1,503 @@
+//! Locks in a Firestore database, shared with everybody who reaches it.
+//!
+//! * No transactions: plain strong reads, and one commit that demands that nothing has changed since.
+//!   An acquire is two requests, a release or an extend by its guard is one.
+//! * Every client's own clock decides, so it is compared with the server's all the time.
+//! * Documents are those of the TypeScript implementation: the two exclude each other, and release,
+//!   extend and look up each other's locks.
+//!
+//! See `docs/specs/firestore.md` for what can make fences go backwards here.
+
+mod clock_check;
+mod config;
+mod error;
+mod names;
+mod record;
+mod requests;
+mod wake;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use google_cloud_auth;
+use googleapis_tonic_google_firestore_v1::google::firestore::v1 as api;
+pub use tonic;
+
+use crate::common::backoff::random_fraction;
+use crate::common::cleanup::CleanupGate;
+use crate::common::error::{Error, Result};
+use crate::common::fence::{Fence, Fenced};
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::common::time::{Timestamp, is_live};
+use crate::common::ttl::Ttl;
+use crate::contract::LockBackend;
+use crate::contract::advice::Advice;
+use crate::contract::capabilities::{Capabilities, TimeAuthority};
+use crate::contract::inspect::{Cursor, Inspection, Inspector, Page};
+use crate::contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
+use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, Receipt, ReleaseRequest};
+use crate::contract::stored_lock::StoredLock;
+use crate::contract::wake::WakeUps;
+pub use config::FirestoreConfig;
+use names::Names;
+use record::{Record, Version};
+use requests::{Commit, Requests};
+use wake::Waker;
+
+const NAME: &str = "firestore";
+
+/// How often a change is tried while others change the same documents.
+const ROUNDS: u32 = 6;
+
+/// Locks in a Firestore database. Clones share the connection.
+///
+/// ```no_run
+/// use syncguard::firestore::FirestoreConfig;
+/// use syncguard::{FirestoreBackend, Locker};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
+/// let backend = FirestoreBackend::connect(FirestoreConfig::new("my-project")).await?;
+/// let locker = Locker::new(backend)?;
+/// let guard = locker.lock("invoice:42").await?;
+/// # drop(guard); locker.shutdown().await
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct FirestoreBackend {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    requests: Arc<Requests>,
+    names: Names,
+    waker: Waker,
+    cleanup: CleanupGate,
+    is_emulator: bool,
+}
+
+/// What a guard remembers, so that its lock can be changed without looking first.
+struct Held {
+    lock_id: LockId,
+    document: String,
+    version: Version,
+    expires_at: Timestamp,
+}
+
+/// What is done to a lock that is held.
+#[derive(Clone, Copy)]
+enum Change {
+    Release,
+    Extend(Ttl),
+}
+
+/// A change that was made.
+struct Changed {
+    document: String,
+    version: Option<Version>,
+    now: Timestamp,
+}
+
+/// The lock of an id, and what must be deleted with it.
+struct Resolved {
+    lock: Result<Record, Absence>,
+    debris: Vec<Record>,
+}
+
+impl FirestoreBackend {
+    /// Connects to a database: reads once, so that missing credentials, a wrong project and a clock
+    /// that is off are noticed now.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped half-way, nothing is left behind.
+    pub async fn connect(config: FirestoreConfig) -> Result<Self> {
+        let names = config.names()?;
+        let cleanup = CleanupGate::new(config.cleanup_in_is_locked);
+        let is_emulator = config.emulator.is_some();
+        let requests = Arc::new(Requests::new(config, names.clone())?);
+        requests.touch().await.map_err(|error| named(error, "connect"))?;
+        let waker = Waker::start(Arc::clone(&requests), names.clone());
+        Ok(Self { shared: Arc::new(Shared { requests, names, waker, cleanup, is_emulator }) })
+    }
+
+    /// The lock of a key, dead or alive.
+    async fn read(&self, key: &Key) -> Result<Option<Record>> {
+        let [lock, _] = self.shared.names.documents(key)?;
+        let [found] = self.shared.requests.read([&lock]).await?;
+        found.map(Record::read).transpose()
+    }
+
+    /// All locks under an id, dead or alive.
+    async fn find(&self, lock_id: LockId) -> Result<Vec<Record>> {
+        let found = self.shared.requests.find(&lock_id).await?;
+        let records: Vec<Record> = found.into_iter().map(Record::read).collect::<Result<_>>()?;
+        if records.len() > 1 {
+            tracing::warn!(
+                documents = records.len(),
+                "one lock id is in several documents of firestore; was a backup merged?"
+            );
+        }
+        // The index may be behind for a moment.
+        Ok(records.into_iter().filter(|record| record.lock.lock_id == lock_id).collect())
+    }
+
+    /// Deletes a record that was found dead, on the side.
+    fn clean_up(&self, record: Record) {
+        let backend = self.clone();
+        tokio::spawn(async move {
+            let delete = requests::delete(&record.name, record.version);
+            // Best effort: what is left is left to the next acquire.
+            drop(backend.shared.requests.commit(vec![delete]).await);
+        });
+    }
+}
+
+fn named(error: Error, operation: &'static str) -> Error {
+    error.with_operation(NAME, operation)
+}
+
+/// Waits before another round: nothing before the first, then longer each time, all of it jitter.
+async fn pause(round: u32) {
+    const FIRST: Duration = Duration::from_millis(10);
+    if round > 0 {
+        let longest = FIRST.saturating_mul(2_u32.saturating_pow(round - 1));
+        tokio::time::sleep(longest.mul_f64(random_fraction())).await;
+    }
+}
+
+impl fmt::Debug for FirestoreBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FirestoreBackend")
+            .field("collections", &self.shared.names.collections())
+            .finish_non_exhaustive()
+    }
+}
+
+impl LockBackend for FirestoreBackend {
+    type Fencing = Fenced;
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new::<Fenced>(NAME, TimeAuthority::Client)
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+        let acquired = self.try_acquire(request).await;
+        acquired.map_err(|error| named(error.with_key(request.key()), "acquire"))
+    }
+
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        let lock_id = request.lock_id();
+        let released = self.change(lock_id, request.hint(), Change::Release).await;
+        match released.map_err(|error| named(error.with_lock_id(lock_id), "release"))? {
+            Ok(_) => Ok(Release::Released),
+            Err(absence) => Ok(Release::NotHeld(absence)),
+        }
+    }
+
+    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+        let (lock_id, ttl) = (request.lock_id(), request.ttl());
+        let extended = self.change(lock_id, request.hint(), Change::Extend(ttl)).await;
+        match extended.map_err(|error| named(error.with_lock_id(lock_id), "extend"))? {
+            Ok(Changed { document, version, now }) => {
+                let expires_at = now.expiry(ttl);
+                let receipt = receipt(lock_id, document, version, expires_at);
+                let extension = Extension::new(expires_at);
+                Ok(Extend::Extended(match receipt {
+                    Some(receipt) => extension.with_receipt(receipt),
+                    None => extension,
+                }))
+            }
+            Err(absence) => Ok(Extend::NotHeld(absence)),
+        }
+    }
+
+    async fn is_locked(&self, key: &Key) -> Result<bool> {
+        let found = self.read(key).await;
+        let found = found.map_err(|error| named(error.with_key(key), "is_locked"))?;
+        let Some(record) = found else { return Ok(false) };
+        let (expires_at, now) = (record.lock.expires_at, self.shared.requests.now());
+        if self.shared.cleanup.admits(expires_at, now) {
+            self.clean_up(record);
+        }
+        Ok(is_live(expires_at, now))
+    }
+
+    async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
+        let found = self.read(key).await;
+        let found = found.map_err(|error| named(error.with_key(key), "lookup"))?;
+        let now = self.shared.requests.now();
+        Ok(found.map(|record| record.lock).filter(|lock| is_live(lock.expires_at, now)))
+    }
+
+    async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
+        let found = self.find(*lock_id).await;
+        let found = found.map_err(|error| named(error.with_lock_id(*lock_id), "lookup"))?;
+        let now = self.shared.requests.now();
+        let mut locks = found.into_iter().map(|record| record.lock);
+        Ok(locks.find(|lock| is_live(lock.expires_at, now)))
+    }
+
+    async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
+        self.shared.waker.subscribe(key).await
+    }
+
+    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+        Some(Arc::new(self.clone()))
+    }
+}
+
+impl FirestoreBackend {
+    async fn try_acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+        let (requests, key) = (&self.shared.requests, request.key());
+        let [lock, counter] = self.shared.names.documents(key)?;
+        for round in 0..ROUNDS {
+            pause(round).await;
+            let [found, counted] = requests.read([&lock, &counter]).await?;
+            let now = requests.now();
+            let found = found.map(Record::read).transpose()?;
+            if let Some(outcome) = found.as_ref().and_then(|found| refusal(found, request, now)) {
+                return Ok(outcome);
+            }
+            let fence = Fence::after(record::read_counter(counted.as_ref())?)?;
+            requests.clock_check.approve()?;
+            let expires_at = now.expiry(request.ttl());
+            let taken = StoredLock::new(key.clone(), request.lock_id(), fence, now, expires_at);
+            let count = record::counter_fields(fence, key);
+            let writes = vec![
+                requests::set(&counter, count, counted.and_then(|counter| counter.update_time)),
+                requests::set(&lock, record::lock_fields(&taken), found.map(|found| found.version)),
+            ];
+            match requests.commit(writes).await {
+                Ok(Commit::Done(versions)) => {
+                    fence.warn_near_the_end(key);
+                    let version = versions.into_iter().next_back().flatten();
+                    return Ok(granted(fence, expires_at, request.lock_id(), lock, version));
+                }
+                Ok(Commit::Conflict) => {}
+                Err(error) if error.may_have_taken_effect() => {
+                    return self.look_again(request, &lock).await.ok_or(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        // Others were faster each time: so it is theirs.
+        Ok(Acquire::Contended { free_in: None })
+    }
+
+    /// The answer to an acquire was lost; what is there tells whether it was granted. If not, it may
+    /// still be on its way.
+    async fn look_again(&self, request: &AcquireRequest, lock: &str) -> Option<Acquire> {
+        let [found] = self.shared.requests.read([lock]).await.ok()?;
+        let found = Record::read(found?).ok()?;
+        let is_ours = found.lock.lock_id == request.lock_id();
+        is_ours.then(|| refusal(&found, request, self.shared.requests.now())).flatten()
+    }
+
+    /// Changes the lock that an id holds, whatever others do meanwhile.
+    async fn change(
+        &self,
+        lock_id: LockId,
+        hint: &Hint,
+        change: Change,
+    ) -> Result<Result<Changed, Absence>> {
+        let requests = &self.shared.requests;
+        if let Some(held) = hint.receipt.as_ref().and_then(Receipt::get::<Held>) {
+            let is_usable = held.lock_id == lock_id && is_live(held.expires_at, requests.now());
+            if is_usable {
+                let changed = self.commit(lock_id, &held.document, held.version, &[], change);
+                if let Some(changed) = changed.await? {
+                    return Ok(Ok(changed));
+                }
+                // It is not what the guard remembers.
+            }
+        }
+        for round in 0..ROUNDS {
+            pause(round).await;
+            let Resolved { lock, debris } = self.resolve(lock_id, hint).await?;
+            match lock {
+                Ok(record) => {
+                    let changed =
+                        self.commit(lock_id, &record.name, record.version, &debris, change);
+                    if let Some(changed) = changed.await? {
+                        return Ok(Ok(changed));
+                    }
+                }
+                Err(absence) => {
+                    if !debris.is_empty() {
+                        // What cannot be deleted now is found again.
+                        requests.commit(debris.iter().map(deletion).collect()).await?;
+                    }
+                    return Ok(Err(absence));
+                }
+            }
+        }
+        Err(error::conflict())
+    }
+
+    /// Makes a change in one commit; `None` when the document is not that version any more.
+    async fn commit(
+        &self,
+        lock_id: LockId,
+        document: &str,
+        version: Version,
+        debris: &[Record],
+        change: Change,
+    ) -> Result<Option<Changed>> {
+        let requests = &self.shared.requests;
+        if matches!(change, Change::Extend(_)) {
+            requests.clock_check.approve()?;
+        }
+        let now = requests.now();
+        let mut writes: Vec<api::Write> = debris.iter().map(deletion).collect();
+        writes.push(change.write(document, version, now));
+        let changed = |version| Changed { document: document.to_owned(), version, now };
+        match requests.commit(writes).await {
+            Ok(Commit::Done(versions)) => {
+                Ok(Some(changed(versions.into_iter().next_back().flatten())))
+            }
+            Ok(Commit::Conflict) => Ok(None),
+            Err(error) if error.may_have_taken_effect() => {
+                // The answer was lost; what is there tells whether it happened.
+                let Ok([found]) = requests.read([document]).await else { return Err(error) };
+                let found = found.and_then(|found| Record::read(found).ok());
+                let ours = found.filter(|found| found.lock.lock_id == lock_id);
+                if !change.is_seen_in(ours.as_ref(), now) {
+                    return Err(error);
+                }
+                Ok(Some(changed(ours.map(|ours| ours.version))))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Finds the lock of an id: where the hint says, or else by the id.
+    async fn resolve(&self, lock_id: LockId, hint: &Hint) -> Result<Resolved> {
+        if let Some(key) = &hint.key {
+            let [lock, _] = self.shared.names.documents(key)?;
+            let [found] = self.shared.requests.read([&lock]).await?;
+            // What makes no sense there is not ours, unless the id says so.
+            let found = found.and_then(|found| Record::read(found).ok());
+            if let Some(record) = found.filter(|record| record.lock.lock_id == lock_id) {
+                let is_live = is_live(record.lock.expires_at, self.shared.requests.now());
+                let lock = if is_live { Ok(record) } else { Err(Absence::Expired) };
+                return Ok(Resolved { lock, debris: Vec::new() });
+            }
+        }
+        let found = self.find(lock_id).await?;
+        let now = self.shared.requests.now();
+        let is_single = found.len() == 1;
+        let (mut live, dead): (Vec<Record>, Vec<Record>) =
+            found.into_iter().partition(|record| is_live(record.lock.expires_at, now));
+        let lock = match (live.pop(), dead.is_empty()) {
+            (Some(record), _) if live.is_empty() => Ok(record),
+            // Which of them is meant nobody can know.
+            (Some(_), _) => Err(Absence::Unknown),
+            (None, true) => Err(Absence::NotFound),
+            (None, false) => Err(Absence::Expired),
+        };
+        // A dead record alone stays, so that the next answer is the same.
+        Ok(Resolved { lock, debris: if is_single { Vec::new() } else { dead } })
+    }
+}
+
+impl Change {
+    fn write(self, document: &str, version: Version, now: Timestamp) -> api::Write {
+        match self {
+            Self::Release => requests::delete(document, version),
+            Self::Extend(ttl) => {
+                requests::update(document, record::expiry_field(now.expiry(ttl)), version)
+            }
+        }
+    }
+
+    /// Whether a record of ours, or none, is what this leaves behind.
+    fn is_seen_in(self, ours: Option<&Record>, now: Timestamp) -> bool {
+        match self {
+            Self::Release => ours.is_none(),
+            Self::Extend(ttl) => ours.is_some_and(|ours| ours.lock.expires_at == now.expiry(ttl)),
+        }
+    }
+}
+
+fn deletion(record: &Record) -> api::Write {
+    requests::delete(&record.name, record.version)
+}
+
+/// What a record says to an acquire; `None` when the lock is free.
+fn refusal(found: &Record, request: &AcquireRequest, now: Timestamp) -> Option<Acquire> {
+    let lock = &found.lock;
+    match (lock.lock_id == request.lock_id(), is_live(lock.expires_at, now)) {
+        (true, true) => {
+            let (name, version) = (found.name.clone(), Some(found.version));
+            Some(granted(lock.token, lock.expires_at, lock.lock_id, name, version))
+        }
+        (true, false) => Some(Acquire::Spent),
+        (false, true) => Some(Acquire::Contended { free_in: Some(lock.expires_at.dead_in(now)) }),
+        (false, false) => None,
+    }
+}
+
+fn granted(
+    fence: Fence,
+    expires_at: Timestamp,
+    lock_id: LockId,
+    document: String,
+    version: Option<Version>,
+) -> Acquire {
+    let lease = Lease::new(fence, expires_at);
+    Acquire::Acquired(match receipt(lock_id, document, version, expires_at) {
+        Some(receipt) => lease.with_receipt(receipt),
+        None => lease,
+    })
+}
+
+fn receipt(
+    lock_id: LockId,
+    document: String,
+    version: Option<Version>,
+    expires_at: Timestamp,
+) -> Option<Receipt> {
+    Some(Receipt::new(Held { lock_id, document, version: version?, expires_at }))
+}
+
+impl Inspector for FirestoreBackend {
+    fn list<'a>(&'a self, after: Option<&'a Cursor>) -> Inspection<'a, Page> {
+        let after = after.map_or("", Cursor::place);
+        Box::pin(async move {
+            let listed = self.shared.requests.list(after).await;
+            let (documents, next) = listed.map_err(|error| named(error, "list"))?;
+            let now = self.shared.requests.now();
+            // A document that makes no sense is no lock; the operations on its key say so.
+            let records = documents.into_iter().filter_map(|document| Record::read(document).ok());
+            let locks = records.map(|record| record.lock);
+            let live = locks.filter(|lock| is_live(lock.expires_at, now)).collect();
+            Ok(Page::new(live, (!next.is_empty()).then(|| Cursor::new(next))))
+        })
+    }
+
+    fn advice(&self) -> Inspection<'_, Vec<Advice>> {
+        Box::pin(async move {
+            self.shared.requests.touch().await.map_err(|error| named(error, "advice"))?;
+            let mut found = Vec::new();
+            if self.shared.is_emulator {
+                found.push(Advice::new(
+                    "emulator",
+                    "this is an emulator: its locks and fences end with it",
+                ));
+            }
+            if let Some((worst, true)) = self.shared.requests.clock_check.worst() {
+                found.push(Advice::new(
+                    "clock",
+                    format!(
+                        "the clock of this machine may be {} ms off firestore's: locks are granted by \
+                         it; synchronize it (NTP)",
+                        worst.as_millis()
+                    ),
+                ));
+            }
+            Ok(found)
+        })
+    }
+}

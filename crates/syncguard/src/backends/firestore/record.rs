@@ -1,0 +1,132 @@
+//! Documents as they are stored, read with suspicion.
+
+use std::collections::HashMap;
+
+use googleapis_tonic_google_firestore_v1::google::firestore::v1 as api;
+
+use super::error;
+use crate::common::error::Result;
+use crate::common::fence::Fence;
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::common::time::Timestamp;
+use crate::contract::stored_lock::StoredLock;
+use api::value::ValueType;
+
+/// The version of a document; a write may demand that it has not changed since.
+pub(super) type Version = prost_types::Timestamp;
+
+/// A lock in its document.
+#[derive(Clone)]
+pub(super) struct Record {
+    /// The document.
+    pub(super) name: String,
+    pub(super) version: Version,
+    pub(super) lock: StoredLock,
+}
+
+/// The fields of a lock, by the names that all implementations know.
+pub(super) const LOCK_ID: &str = "lockId";
+pub(super) const EXPIRES_AT: &str = "expiresAtMs";
+const ACQUIRED_AT: &str = "acquiredAtMs";
+const KEY: &str = "key";
+const FENCE: &str = "fence";
+const KEY_DEBUG: &str = "keyDebug";
+
+impl Record {
+    /// Reads a document; what makes no sense is an error, never a panic.
+    pub(super) fn read(document: api::Document) -> Result<Self> {
+        let lock = (|| {
+            let field = |name: &str| document.fields.get(name)?.value_type.as_ref();
+            Some(StoredLock::new(
+                Key::new(text(field(KEY)?)?).ok()?,
+                LockId::parse(text(field(LOCK_ID)?)?).ok()?,
+                Fence::new(integer(field(FENCE)?)?).ok()?,
+                Timestamp::from_millis(millis(field(ACQUIRED_AT)?)?),
+                Timestamp::from_millis(millis(field(EXPIRES_AT)?)?),
+            ))
+        })();
+        let (Some(lock), Some(version)) = (lock, document.update_time) else {
+            return Err(error::foreign());
+        };
+        Ok(Self { name: document.name, version, lock })
+    }
+}
+
+/// The number of a counter; a document or a field that is missing counts as zero.
+pub(super) fn read_counter(document: Option<&api::Document>) -> Result<u64> {
+    let value = document.and_then(|document| document.fields.get(FENCE)?.value_type.as_ref());
+    match value {
+        None | Some(ValueType::NullValue(_)) => Ok(0),
+        Some(ValueType::StringValue(text)) if text.is_empty() => Ok(0),
+        Some(value) => integer(value).ok_or_else(error::foreign_counter),
+    }
+}
+
+/// The fields of a lock, as they are written.
+pub(super) fn lock_fields(lock: &StoredLock) -> HashMap<String, api::Value> {
+    fields([
+        (LOCK_ID, string(lock.lock_id.expose())),
+        (EXPIRES_AT, number(lock.expires_at)),
+        (ACQUIRED_AT, number(lock.acquired_at)),
+        (KEY, string(lock.key.as_str())),
+        (FENCE, string(&lock.token.to_string())),
+    ])
+}
+
+/// The one field that an extend changes.
+pub(super) fn expiry_field(expires_at: Timestamp) -> HashMap<String, api::Value> {
+    fields([(EXPIRES_AT, number(expires_at))])
+}
+
+/// The fields of a counter, as they are written.
+pub(super) fn counter_fields(fence: Fence, key: &Key) -> HashMap<String, api::Value> {
+    fields([(FENCE, string(&fence.to_string())), (KEY_DEBUG, string(key.as_str()))])
+}
+
+fn fields<const N: usize>(fields: [(&str, api::Value); N]) -> HashMap<String, api::Value> {
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+pub(super) fn string(text: &str) -> api::Value {
+    api::Value { value_type: Some(ValueType::StringValue(text.to_owned())) }
+}
+
+fn number(time: Timestamp) -> api::Value {
+    let millis = i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+    api::Value { value_type: Some(ValueType::IntegerValue(millis)) }
+}
+
+fn text(value: &ValueType) -> Option<&str> {
+    match value {
+        ValueType::StringValue(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// An integer, or the text of one; with any number of leading zeros, as older versions wrote it.
+fn integer(value: &ValueType) -> Option<u64> {
+    match value {
+        ValueType::IntegerValue(number) => u64::try_from(*number).ok(),
+        ValueType::StringValue(text) if text.bytes().all(|byte| byte.is_ascii_digit()) => {
+            text.parse().ok()
+        }
+        _ => None,
+    }
+}
+
+/// A time; JavaScript may have written it as a double.
+fn millis(value: &ValueType) -> Option<u64> {
+    /// Up to here every integer is a double.
+    const LARGEST: f64 = 9_007_199_254_740_991.0;
+    match value {
+        ValueType::IntegerValue(number) => u64::try_from(*number).ok(),
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it is within the range, and parts of a millisecond do not count"
+        )]
+        ValueType::DoubleValue(number) if (0.0..=LARGEST).contains(number) => Some(*number as u64),
+        _ => None,
+    }
+}

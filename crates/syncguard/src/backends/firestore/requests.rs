@@ -1,0 +1,371 @@
+//! The requests that the operations are made of, each with credentials and a deadline.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use google_cloud_auth::credentials::{Builder, CacheableResource, Credentials};
+use googleapis_tonic_google_firestore_v1::google::firestore::v1 as api;
+use tonic::codegen::http::{Extensions, HeaderMap};
+use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
+use tonic::transport::{ClientTlsConfig, Endpoint};
+use tonic::{Request, Status, Streaming};
+
+use super::clock_check::ClockCheck;
+use super::config::{FirestoreConfig, Transport, boxed};
+use super::error;
+use super::names::Names;
+use super::record::{self, Version};
+use crate::common::clock::Clock;
+use crate::common::crypto;
+use crate::common::error::{Error, Result};
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::common::time::Timestamp;
+use api::batch_get_documents_response::Result as Found;
+use api::firestore_client::FirestoreClient;
+use api::precondition::ConditionType;
+use api::structured_query::field_filter::Operator;
+use api::structured_query::filter::FilterType;
+use api::structured_query::{CollectionSelector, FieldFilter, FieldReference, Filter};
+use api::write::Operation;
+
+/// Sends requests to one database.
+pub(super) struct Requests {
+    client: FirestoreClient<Transport>,
+    credentials: Option<Credentials>,
+    names: Names,
+    /// What the server wants to know of every request besides.
+    headers: [(&'static str, MetadataValue<Ascii>); 2],
+    clock: Arc<dyn Clock>,
+    pub(super) clock_check: ClockCheck,
+    patience: Duration,
+}
+
+/// The answer to a write.
+pub(super) enum Commit {
+    /// It happened; the new versions of the documents.
+    Done(Vec<Option<Version>>),
+    /// A document was not what the write demanded; nothing happened.
+    Conflict,
+}
+
+impl Requests {
+    pub(super) fn new(config: FirestoreConfig, names: Names) -> Result<Self> {
+        crypto::install();
+        let credentials = match (config.credentials, &config.emulator) {
+            (Some(credentials), _) => Some(credentials),
+            (None, Some(_)) => None,
+            (None, None) => Some(find_credentials()?),
+        };
+        let transport = match config.transport {
+            Some(transport) => transport,
+            None => open(config.emulator.as_deref(), config.connect_timeout)?,
+        };
+        let header = |text: String| {
+            text.parse().map_err(|_cause| {
+                Error::invalid("the names of project and database must be printable ASCII")
+            })
+        };
+        Ok(Self {
+            client: FirestoreClient::new(transport),
+            credentials,
+            headers: [
+                ("google-cloud-resource-prefix", header(names.database())?),
+                ("x-goog-request-params", header(names.routing())?),
+            ],
+            names,
+            clock: config.clock,
+            clock_check: ClockCheck::new(config.clock_limits),
+            patience: config.response_timeout,
+        })
+    }
+
+    pub(super) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Reads documents, in the order of their names; strongly consistent.
+    pub(super) async fn read<const N: usize>(
+        &self,
+        names: [&str; N],
+    ) -> Result<[Option<api::Document>; N]> {
+        let request = api::BatchGetDocumentsRequest {
+            database: self.names.database(),
+            documents: names.iter().map(|&name| name.to_owned()).collect(),
+            ..Default::default()
+        };
+        let mut documents = [const { None }; N];
+        let mut answered = 0;
+        let reading = async {
+            let sent = self.clock.now();
+            let mut client = self.client.clone();
+            let mut answers =
+                client.batch_get_documents(self.request(request).await?).await?.into_inner();
+            while let Some(answer) = answers.message().await? {
+                if answered == 0 {
+                    self.note_time(answer.read_time, sent);
+                }
+                match answer.result {
+                    Some(Found::Found(document)) => {
+                        if let Some(place) = names.iter().position(|name| *name == document.name) {
+                            documents[place] = Some(document);
+                        }
+                        answered += 1;
+                    }
+                    Some(Found::Missing(_)) => answered += 1,
+                    None => {}
+                }
+            }
+            Ok(())
+        };
+        self.within(reading).await.map_err(Error::without_effect)?;
+        if answered < N {
+            return Err(error::nonsense().without_effect());
+        }
+        Ok(documents)
+    }
+
+    /// Reads something, for what comes with every answer: that there is one, and the server's time.
+    pub(super) async fn touch(&self) -> Result<()> {
+        let [lock, _] = self.names.documents(&Key::new("syncguard")?)?;
+        self.read([&lock]).await.map(|[_]| ())
+    }
+
+    /// All locks under an id, dead or alive. There is no limit: more than one is an accident, and
+    /// must be seen.
+    pub(super) async fn find(&self, lock_id: &LockId) -> Result<Vec<api::Document>> {
+        let is_this = FieldFilter {
+            field: Some(FieldReference { field_path: record::LOCK_ID.to_owned() }),
+            op: Operator::Equal.into(),
+            value: Some(record::string(lock_id.expose())),
+        };
+        let query = api::StructuredQuery {
+            from: vec![CollectionSelector {
+                collection_id: self.names.locks().to_owned(),
+                all_descendants: false,
+            }],
+            r#where: Some(Filter { filter_type: Some(FilterType::FieldFilter(is_this)) }),
+            ..Default::default()
+        };
+        let request = api::RunQueryRequest {
+            parent: self.names.root(),
+            query_type: Some(api::run_query_request::QueryType::StructuredQuery(query)),
+            ..Default::default()
+        };
+        let mut documents = Vec::new();
+        let asking = async {
+            let sent = self.clock.now();
+            let mut client = self.client.clone();
+            let mut answers = client.run_query(self.request(request).await?).await?.into_inner();
+            let mut is_first = true;
+            while let Some(answer) = answers.message().await? {
+                if std::mem::take(&mut is_first) {
+                    self.note_time(answer.read_time, sent);
+                }
+                documents.extend(answer.document);
+            }
+            Ok(())
+        };
+        self.within(asking).await.map_err(Error::without_effect)?;
+        Ok(documents)
+    }
+
+    /// A page of the collection of locks, and where the next begins.
+    pub(super) async fn list(&self, page_token: &str) -> Result<(Vec<api::Document>, String)> {
+        const PAGE: i32 = 200;
+        let request = api::ListDocumentsRequest {
+            parent: self.names.root(),
+            collection_id: self.names.locks().to_owned(),
+            page_size: PAGE,
+            page_token: page_token.to_owned(),
+            ..Default::default()
+        };
+        let listing = async {
+            let answer = self.client.clone().list_documents(self.request(request).await?).await?;
+            let answer = answer.into_inner();
+            Ok((answer.documents, answer.next_page_token))
+        };
+        self.within(listing).await.map_err(Error::without_effect)
+    }
+
+    /// Makes all writes, or none if a document is not what one of them demands.
+    pub(super) async fn commit(&self, writes: Vec<api::Write>) -> Result<Commit> {
+        let request =
+            api::CommitRequest { database: self.names.database(), writes, ..Default::default() };
+        let committing = async {
+            let sent = self.clock.now();
+            let request = self.request(request).await?;
+            match self.client.clone().commit(request).await {
+                Ok(answer) => {
+                    let answer = answer.into_inner();
+                    self.note_time(answer.commit_time, sent);
+                    let versions = answer.write_results.into_iter();
+                    Ok(Commit::Done(versions.map(|result| result.update_time).collect()))
+                }
+                Err(status) if error::is_conflict(&status) => Ok(Commit::Conflict),
+                Err(status) => Err(status.into()),
+            }
+        };
+        self.within(committing).await
+    }
+
+    /// Opens a stream on which changes of documents are told.
+    pub(super) async fn listen(
+        &self,
+        orders: impl futures_util::Stream<Item = api::ListenRequest> + Send + 'static,
+    ) -> Result<Streaming<api::ListenResponse>> {
+        // A stream lasts, so it has no deadline; only its beginning has one.
+        let opening = async {
+            let mut request = self.request(()).await?;
+            request.metadata_mut().remove("grpc-timeout");
+            let (metadata, extensions, ()) = request.into_parts();
+            let request = Request::from_parts(metadata, extensions, orders);
+            Ok(self.client.clone().listen(request).await?.into_inner())
+        };
+        self.within(opening).await
+    }
+
+    /// What a message to the collections' database says of itself.
+    pub(super) fn listen_request(
+        &self,
+        change: api::listen_request::TargetChange,
+    ) -> api::ListenRequest {
+        api::ListenRequest {
+            database: self.names.database(),
+            labels: HashMap::new(),
+            target_change: Some(change),
+        }
+    }
+
+    async fn request<T>(&self, message: T) -> Result<Request<T>, Failure> {
+        let headers = match &self.credentials {
+            Some(credentials) => headers_of(credentials).await?,
+            None => HeaderMap::new(),
+        };
+        let mut metadata = MetadataMap::from_headers(headers);
+        for (name, value) in &self.headers {
+            metadata.insert(*name, value.clone());
+        }
+        let mut request = Request::from_parts(metadata, Default::default(), message);
+        request.set_timeout(self.patience);
+        Ok(request)
+    }
+
+    async fn within<T>(&self, asking: impl Future<Output = Result<T, Failure>>) -> Result<T> {
+        match tokio::time::timeout(self.patience, asking).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(Failure::Status(status))) => Err(error::map(&status)),
+            Ok(Err(Failure::Ours(error))) => Err(error),
+            Err(_elapsed) => Err(error::timeout()),
+        }
+    }
+
+    fn note_time(&self, server: Option<prost_types::Timestamp>, sent: Timestamp) {
+        let received = self.clock.now();
+        let server = server.and_then(|time| {
+            let seconds = u64::try_from(time.seconds).ok()?;
+            let millis = u64::try_from(time.nanos).ok()? / 1_000_000;
+            Some(Timestamp::from_millis(seconds.checked_mul(1000)?.checked_add(millis)?))
+        });
+        if let Some(server) = server {
+            self.clock_check.note(server, sent, received);
+        }
+    }
+}
+
+/// Why a request has no answer.
+enum Failure {
+    Status(Box<Status>),
+    Ours(Error),
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        Self::Status(Box::new(status))
+    }
+}
+
+fn open(emulator: Option<&str>, connect_timeout: Duration) -> Result<Transport> {
+    const PING_INTERVAL: Duration = Duration::from_secs(10);
+    let address = match emulator {
+        Some(host) => format!("http://{host}"),
+        None => "https://firestore.googleapis.com".to_owned(),
+    };
+    let mut endpoint = Endpoint::from_shared(address).map_err(|_cause| {
+        Error::invalid("the emulator's address is not one; it looks like 127.0.0.1:8080")
+    })?;
+    if emulator.is_none() {
+        let tls = ClientTlsConfig::new().with_native_roots();
+        endpoint = endpoint.tls_config(tls).map_err(|_cause| {
+            Error::invalid("no TLS for firestore: this machine has no root certificates")
+        })?;
+    }
+    let channel = endpoint
+        .connect_timeout(connect_timeout)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(connect_timeout)
+        .connect_lazy();
+    Ok(boxed(channel))
+}
+
+/// The credentials that every Google client finds.
+fn find_credentials() -> Result<Credentials> {
+    const SCOPE: &str = "https://www.googleapis.com/auth/datastore";
+    Builder::default().with_scopes([SCOPE]).build().map_err(|_cause| error::no_credentials())
+}
+
+/// What proves who we are; it is cached until it expires.
+async fn headers_of(credentials: &Credentials) -> Result<HeaderMap, Failure> {
+    match credentials.headers(Extensions::new()).await {
+        Ok(CacheableResource::New { data, .. }) => Ok(data),
+        Ok(CacheableResource::NotModified) => {
+            Err(Failure::Ours(error::nonsense().without_effect()))
+        }
+        // Its words may hold what it read.
+        Err(_cause) => Err(Failure::Ours(error::no_credentials())),
+    }
+}
+
+/// A write that replaces a document, which must still be what it was; a new one, if it was none.
+pub(super) fn set(
+    name: &str,
+    fields: HashMap<String, api::Value>,
+    version: Option<Version>,
+) -> api::Write {
+    let document = api::Document { name: name.to_owned(), fields, ..Default::default() };
+    let condition = match version {
+        Some(version) => ConditionType::UpdateTime(version),
+        None => ConditionType::Exists(false),
+    };
+    write(Operation::Update(document), condition)
+}
+
+/// A write that replaces some fields of a document, which must still be what it was.
+pub(super) fn update(
+    name: &str,
+    fields: HashMap<String, api::Value>,
+    version: Version,
+) -> api::Write {
+    let field_paths = fields.keys().cloned().collect();
+    let mask = Some(api::DocumentMask { field_paths });
+    api::Write { update_mask: mask, ..set(name, fields, Some(version)) }
+}
+
+/// A write that deletes a document, which must still be what it was.
+pub(super) fn delete(name: &str, version: Version) -> api::Write {
+    write(Operation::Delete(name.to_owned()), ConditionType::UpdateTime(version))
+}
+
+fn write(operation: Operation, condition: ConditionType) -> api::Write {
+    api::Write {
+        operation: Some(operation),
+        current_document: Some(api::Precondition { condition_type: Some(condition) }),
+        ..Default::default()
+    }
+}

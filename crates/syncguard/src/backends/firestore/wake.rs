@@ -1,0 +1,252 @@
+//! Wake-ups: one stream per backend on which Firestore tells of changes, while somebody waits.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::poll_fn;
+use googleapis_tonic_google_firestore_v1::google::firestore::v1 as api;
+use tokio::sync::{mpsc, oneshot};
+use tonic::Streaming;
+
+use super::names::Names;
+use super::requests::Requests;
+use crate::common::backoff::reconnect_delay;
+use crate::common::key::Key;
+use crate::contract::wake::{WakeHub, WakeUps};
+use api::listen_request::TargetChange as Wish;
+use api::listen_response::ResponseType as News;
+use api::target::{DocumentsTarget, TargetType};
+use api::target_change::TargetChangeType;
+
+/// Subscribes.
+pub(super) struct Waker {
+    hub: WakeHub,
+    orders: mpsc::UnboundedSender<Order>,
+    patience: Duration,
+}
+
+/// What the stream's own task is told, in order.
+enum Order {
+    /// Watch the lock of a key, and say when that is so.
+    Subscribe { key: Key, confirmed: oneshot::Sender<bool> },
+    /// Nobody waits for this key any more, unless somebody has come since.
+    Idle { key: Key },
+}
+
+impl Waker {
+    /// Starts the task that owns the stream. It ends with the backend.
+    pub(super) fn start(requests: Arc<Requests>, names: Names) -> Self {
+        let (orders, received) = mpsc::unbounded_channel();
+        let idle = orders.downgrade();
+        let hub = WakeHub::with_idle_hook(move |key: &Key| {
+            if let Some(orders) = idle.upgrade() {
+                // The task ends only after the backend.
+                drop(orders.send(Order::Idle { key: key.clone() }));
+            }
+        });
+        let patience = requests.patience();
+        let listener = Listener {
+            hub: hub.clone(),
+            requests,
+            names,
+            targets: HashMap::new(),
+            last_id: 0,
+            stream: None,
+        };
+        tokio::spawn(listener.serve(received));
+        Self { hub, orders, patience }
+    }
+
+    /// Watches the lock of a key; answers when nothing can be missed any more.
+    pub(super) async fn subscribe(&self, key: &Key) -> Option<WakeUps> {
+        let wake_ups = self.hub.subscribe(key);
+        let (confirmed, confirmation) = oneshot::channel();
+        self.orders.send(Order::Subscribe { key: key.clone(), confirmed }).ok()?;
+        let confirmation = tokio::time::timeout(self.patience, confirmation).await;
+        matches!(confirmation, Ok(Ok(true))).then_some(wake_ups)
+    }
+}
+
+/// The task that owns the stream.
+struct Listener {
+    hub: WakeHub,
+    requests: Arc<Requests>,
+    names: Names,
+    /// What is watched, by the name of the lock's document.
+    targets: HashMap<String, Target>,
+    last_id: i32,
+    stream: Option<Stream>,
+}
+
+/// A document that is watched.
+struct Target {
+    id: i32,
+    key: Key,
+    /// All changes up to now have been told.
+    is_current: bool,
+    /// Who wants to know when that is so.
+    waiting: Vec<oneshot::Sender<bool>>,
+}
+
+struct Stream {
+    wishes: mpsc::UnboundedSender<api::ListenRequest>,
+    news: Streaming<api::ListenResponse>,
+}
+
+impl Listener {
+    async fn serve(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
+        let mut failures = 0;
+        loop {
+            let is_missing = self.stream.is_none() && !self.targets.is_empty();
+            tokio::select! {
+                order = orders.recv() => match order {
+                    None => return,
+                    Some(Order::Subscribe { key, confirmed }) => self.watch(&key, confirmed),
+                    Some(Order::Idle { key }) => self.leave(&key),
+                },
+                news = next(&mut self.stream) => match news {
+                    Some(news) if self.hear(&news) => {
+                        if self.targets.values().all(|target| target.is_current) {
+                            failures = 0;
+                            self.hub.set_working(true);
+                        }
+                    }
+                    _ => {
+                        failures += 1;
+                        self.lose();
+                    }
+                },
+                () = tokio::time::sleep(reconnect_delay(failures)), if is_missing => {
+                    if !self.open().await {
+                        failures += 1;
+                        self.lose();
+                    }
+                }
+            }
+        }
+    }
+
+    fn watch(&mut self, key: &Key, confirmed: oneshot::Sender<bool>) {
+        let Ok([name, _]) = self.names.documents(key) else { return };
+        if let Some(target) = self.targets.get_mut(&name) {
+            if target.is_current && self.stream.is_some() {
+                // A waiter that has gone needs no confirmation.
+                confirmed.send(true).unwrap_or_default();
+            } else {
+                target.waiting.push(confirmed);
+            }
+            return;
+        }
+        self.last_id = self.last_id.checked_add(1).unwrap_or(1);
+        let target = Target {
+            id: self.last_id,
+            key: key.clone(),
+            is_current: false,
+            waiting: vec![confirmed],
+        };
+        self.wish(add(&name, &target));
+        self.targets.insert(name, target);
+    }
+
+    fn leave(&mut self, key: &Key) {
+        if self.hub.is_awaited(key) {
+            return;
+        }
+        let Ok([name, _]) = self.names.documents(key) else { return };
+        if let Some(target) = self.targets.remove(&name) {
+            self.wish(Wish::RemoveTarget(target.id));
+        }
+        if self.targets.is_empty() {
+            self.stream = None;
+        }
+    }
+
+    fn wish(&self, change: Wish) {
+        if let Some(stream) = &self.stream {
+            // A stream that has ended is noticed where its news are heard.
+            drop(stream.wishes.send(self.requests.listen_request(change)));
+        }
+    }
+
+    /// Opens the stream and asks for everything that is watched.
+    async fn open(&mut self) -> bool {
+        let (wishes, mut wished) = mpsc::unbounded_channel();
+        for (name, target) in &mut self.targets {
+            target.is_current = false;
+            let wish = self.requests.listen_request(add(name, target));
+            if wishes.send(wish).is_err() {
+                return false;
+            }
+        }
+        match self.requests.listen(poll_fn(move |context| wished.poll_recv(context))).await {
+            Ok(news) => {
+                self.stream = Some(Stream { wishes, news });
+                true
+            }
+            Err(_cause) => false,
+        }
+    }
+
+    /// Without the stream nothing is heard; until it is back, polling serves.
+    fn lose(&mut self) {
+        self.stream = None;
+        self.hub.set_working(false);
+        for target in self.targets.values_mut() {
+            target.is_current = false;
+            for confirmed in target.waiting.drain(..) {
+                confirmed.send(false).unwrap_or_default();
+            }
+        }
+    }
+
+    /// Hears one piece of news; `false` when the stream is of no use any more.
+    fn hear(&mut self, news: &api::ListenResponse) -> bool {
+        match &news.response_type {
+            Some(News::DocumentDelete(gone)) => self.wake(&gone.document),
+            Some(News::DocumentRemove(gone)) => self.wake(&gone.document),
+            Some(News::TargetChange(change)) => match change.target_change_type() {
+                TargetChangeType::Current => self.note_current(&change.target_ids),
+                TargetChangeType::Remove if change.cause.is_some() => return false,
+                _ => {}
+            },
+            _ => {}
+        }
+        true
+    }
+
+    fn wake(&self, name: &str) {
+        if let Some(target) = self.targets.get(name) {
+            self.hub.wake(&target.key);
+        }
+    }
+
+    /// Nothing of these is missed from now on. None named is all.
+    fn note_current(&mut self, ids: &[i32]) {
+        let is_meant = |target: &&mut Target| ids.is_empty() || ids.contains(&target.id);
+        for target in self.targets.values_mut().filter(is_meant) {
+            target.is_current = true;
+            for confirmed in target.waiting.drain(..) {
+                confirmed.send(true).unwrap_or_default();
+            }
+        }
+    }
+}
+
+/// The wish to hear of a document.
+fn add(name: &str, target: &Target) -> Wish {
+    let documents = DocumentsTarget { documents: vec![name.to_owned()] };
+    Wish::AddTarget(api::Target {
+        target_id: target.id,
+        target_type: Some(TargetType::Documents(documents)),
+        ..Default::default()
+    })
+}
+
+/// The next piece of news; `None` when the stream has ended. Without a stream there is none.
+async fn next(stream: &mut Option<Stream>) -> Option<api::ListenResponse> {
+    match stream {
+        Some(stream) => stream.news.message().await.ok().flatten(),
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,141 @@
+//! The Firestore backend on an emulator: the conformance kit, plain, erased, under telemetry and
+//! through the fault proxy.
+#![cfg(all(feature = "firestore", feature = "conformance"))]
+
+mod firestore_raw;
+
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, SystemTime};
+
+use firestore_raw::{Raw, fields, integer, number_of, string, text_of};
+use syncguard::conformance::{Fixture, RawLock};
+use syncguard::firestore::FirestoreConfig;
+use syncguard::{
+    AnyBackend, Fence, FirestoreBackend, Key, Layer, LockId, TelemetryLayer, Timestamp,
+    TracingSink, explain_key,
+};
+use test_support::{Fault, FirestoreEmulator, Proxy};
+
+/// One emulator for all cases of the kit; they use keys of their own.
+static EMULATOR: LazyLock<Option<FirestoreEmulator>> = LazyLock::new(FirestoreEmulator::start);
+
+struct FirestoreFixture {
+    config: FirestoreConfig,
+    raw: Raw,
+    /// Between the backend and the emulator, if there is one.
+    _proxy: Option<Proxy>,
+}
+
+impl FirestoreFixture {
+    fn direct() -> Self {
+        let emulator = EMULATOR.as_ref().expect("checked by every test");
+        let config = FirestoreConfig::new("test").emulator(emulator.host());
+        Self { config, raw: Raw::new(emulator.port()), _proxy: None }
+    }
+
+    async fn through_proxy() -> Self {
+        let direct = Self::direct();
+        let proxy = Proxy::start(EMULATOR.as_ref().expect("checked by every test").port()).await;
+        proxy.set(Fault::Delay(Duration::from_millis(1)));
+        let config = direct.config.emulator(format!("127.0.0.1:{}", proxy.port()));
+        Self { config, raw: direct.raw, _proxy: Some(proxy) }
+    }
+}
+
+/// The documents of a key: its lock and its counter.
+fn paths(key: &Key) -> [String; 2] {
+    let places = explain_key("firestore://test", key).expect("a URL");
+    let path = |what| places.iter().find(|place| place.0 == what).expect("there").1.clone();
+    [path("lock"), path("fence")]
+}
+
+fn now_ms() -> i64 {
+    Timestamp::from(SystemTime::now()).as_millis().try_into().expect("soon")
+}
+
+impl Fixture for FirestoreFixture {
+    type Backend = FirestoreBackend;
+
+    async fn backend(&self) -> FirestoreBackend {
+        FirestoreBackend::connect(self.config.clone()).await.expect("connects")
+    }
+
+    async fn backend_with_cleanup(&self) -> FirestoreBackend {
+        let config = self.config.clone().cleanup_in_is_locked(true);
+        FirestoreBackend::connect(config).await.expect("connects")
+    }
+
+    async fn plant(&self, lock: &RawLock) {
+        let [path, _] = paths(&lock.key);
+        let planted = fields([
+            ("lockId", string(lock.lock_id.expose())),
+            ("expiresAtMs", integer(now_ms() + lock.expires_in_ms)),
+            ("acquiredAtMs", integer(now_ms() - lock.acquired_ms_ago)),
+            ("key", string(lock.key.as_str())),
+            ("fence", string(&lock.fence.to_string())),
+        ]);
+        self.raw.set(&path, planted).await;
+        self.set_fence_counter(&lock.key, lock.fence.get()).await;
+    }
+
+    async fn peek(&self, key: &Key) -> Option<RawLock> {
+        let [path, _] = paths(key);
+        let found = self.raw.get(&path).await?;
+        Some(RawLock {
+            key: Key::new(text_of(&found, "key")).expect("valid"),
+            lock_id: LockId::parse(&text_of(&found, "lockId")).expect("valid"),
+            fence: text_of(&found, "fence").parse::<Fence>().expect("15 digits"),
+            acquired_ms_ago: now_ms() - number_of(&found, "acquiredAtMs"),
+            expires_in_ms: number_of(&found, "expiresAtMs") - now_ms(),
+        })
+    }
+
+    async fn knows_id(&self, lock_id: &LockId) -> bool {
+        !self.raw.find(lock_id.expose(), false).await.expect("works").0.is_empty()
+    }
+
+    async fn fence_counter(&self, key: &Key) -> u64 {
+        let [_, path] = paths(key);
+        let found = self.raw.get(&path).await;
+        found.map_or(0, |found| text_of(&found, "fence").parse().expect("digits"))
+    }
+
+    async fn set_fence_counter(&self, key: &Key, counter: u64) {
+        let [_, path] = paths(key);
+        let counter = string(&format!("{counter:015}"));
+        let debug = string(key.as_str());
+        self.raw.set(&path, fields([("fence", counter), ("keyDebug", debug)])).await;
+    }
+
+    async fn corrupt(&self, key: &Key) -> bool {
+        let [path, _] = paths(key);
+        let mut found = self.raw.get(&path).await.expect("a lock to corrupt");
+        found.insert("expiresAtMs".to_owned(), string("tomorrow"));
+        self.raw.set(&path, found).await;
+        true
+    }
+}
+
+/// The kit, unless there is no emulator.
+macro_rules! kit {
+    ($name:ident, $fixture:expr) => {
+        mod $name {
+            use super::*;
+
+            syncguard::conformance_tests!({
+                if EMULATOR.is_none() {
+                    return;
+                }
+                $fixture
+            });
+        }
+    };
+}
+
+kit!(direct, FirestoreFixture::direct());
+kit!(erased, FirestoreFixture::direct().wrapped(AnyBackend::new));
+kit!(under_telemetry, {
+    let layer = TelemetryLayer::new(Arc::new(TracingSink));
+    FirestoreFixture::direct().wrapped(move |backend| layer.layer(backend))
+});
+kit!(through_proxy, FirestoreFixture::through_proxy().await);

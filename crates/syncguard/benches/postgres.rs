@@ -8,7 +8,7 @@ mod contention;
 mod support;
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use support::{Demand, Report, median};
 use syncguard::postgres::PostgresConfig;
@@ -34,7 +34,7 @@ fn main() {
         runtime.block_on(uncontended(&mut report, &server, tasks));
     }
     let demands = [Demand::AtLeast(500.0), Demand::AtMost(300.0)];
-    runtime.block_on(contention::tasks(&mut report, &server.url(), demands));
+    runtime.block_on(contention::tasks(&mut report, &server.url(), 16, demands));
     let demands = [Demand::AtMost(5.0), Demand::AtMost(1000.0)];
     contention::processes(&mut report, &server.url(), 4, 4, demands);
     runtime.block_on(quiet(&mut report, &server));
@@ -78,30 +78,6 @@ ON CONFLICT (key) DO UPDATE SET lock_id = excluded.lock_id, expires_at_ms = excl
 DELETE FROM syncguard_locks WHERE lock_id = 'id' || :client_id::text || ':' || :task::text;
 ";
 
-/// Cycles per second of tasks on keys of their own.
-async fn our_cycles(locker: &Locker<PostgresBackend>, tasks: usize) -> f64 {
-    let started = Instant::now();
-    let tasks: Vec<_> = (0..tasks)
-        .map(|task| {
-            let locker = locker.clone();
-            tokio::spawn(async move {
-                let mut count = 0_u32;
-                while started.elapsed() < SLICE {
-                    let key = format!("task{task:02}:key{:03}", count % 256);
-                    locker.lock(key).await.unwrap().release().await.unwrap();
-                    count += 1;
-                }
-                count
-            })
-        })
-        .collect();
-    let mut total = 0;
-    for task in tasks {
-        total += task.await.unwrap();
-    }
-    f64::from(total) / started.elapsed().as_secs_f64()
-}
-
 async fn uncontended(report: &mut Report, server: &PostgresServer, tasks: usize) {
     let config = PostgresConfig::from_url(&server.url()).unwrap().pool_size(tasks);
     let backend = PostgresBackend::connect(config).await.unwrap();
@@ -110,7 +86,7 @@ async fn uncontended(report: &mut Report, server: &PostgresServer, tasks: usize)
     let (mut limits, mut figures) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         limits.push(pgbench(server, tasks));
-        figures.push(our_cycles(&locker, tasks).await);
+        figures.push(contention::lock_cycles(&locker, tasks, SLICE).await);
     }
     let ratios = limits.iter().zip(&figures).map(|(limit, figure)| figure / limit).collect();
     report.info(format!("{tasks} clients, pgbench"), median(limits), "cycles/s");

@@ -10,7 +10,7 @@ mod support;
 
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands, Client, Script};
@@ -35,6 +35,7 @@ fn main() {
     runtime.block_on(contention::tasks(
         &mut report,
         &server.url(),
+        16,
         [Demand::AtLeast(2000.0), Demand::AtMost(100.0)],
     ));
     let demands = [Demand::AtMost(2.0), Demand::AtMost(250.0)];
@@ -121,49 +122,8 @@ impl Bare {
     }
 }
 
-/// Cycles per second of `tasks` tasks on keys of their own.
-async fn cycles<Cycle, Work>(tasks: usize, make: impl Fn(usize) -> Cycle) -> f64
-where
-    Cycle: FnMut(String) -> Work + Send + 'static,
-    Work: Future<Output = ()> + Send,
-{
-    let end = Instant::now() + SLICE;
-    let tasks: Vec<_> = (0..tasks)
-        .map(|task| {
-            let mut cycle = make(task);
-            tokio::spawn(async move {
-                let mut count = 0_usize;
-                while Instant::now() < end {
-                    cycle(format!("task{task:04}:key{:04}", count % 256)).await;
-                    count += 1;
-                }
-                count
-            })
-        })
-        .collect();
-    let mut total = 0;
-    for task in tasks {
-        total += task.await.unwrap();
-    }
-    total as f64 / SLICE.as_secs_f64()
-}
-
-async fn our_cycles(locker: &Locker<RedisBackend>, tasks: usize) -> f64 {
-    cycles(tasks, |_task| {
-        let locker = locker.clone();
-        move |key: String| {
-            let locker = locker.clone();
-            async move {
-                let mut guard = locker.lock(key).await.unwrap();
-                guard.release().await.unwrap();
-            }
-        }
-    })
-    .await
-}
-
 async fn bare_cycles(bare: &Bare, tasks: usize) -> f64 {
-    cycles(tasks, |_task| {
+    contention::cycles(tasks, SLICE, |_task| {
         let bare = bare.clone();
         move |key: String| {
             let mut bare = bare.clone();
@@ -174,7 +134,7 @@ async fn bare_cycles(bare: &Bare, tasks: usize) -> f64 {
 }
 
 async fn rival_cycles(manager: &rslock::LockManager, tasks: usize) -> f64 {
-    cycles(tasks, |_task| {
+    contention::cycles(tasks, SLICE, |_task| {
         let manager = manager.clone();
         move |key: String| {
             let manager = manager.clone();
@@ -194,7 +154,7 @@ async fn uncontended(report: &mut Report, server: &RedisServer) {
         let (mut limits, mut figures, mut rivals) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             limits.push(bare_cycles(&bare, tasks).await);
-            figures.push(our_cycles(&ours, tasks).await);
+            figures.push(contention::lock_cycles(&ours, tasks, SLICE).await);
             rivals.push(rival_cycles(&rival, tasks).await);
         }
         let ratios = limits.iter().zip(&figures).map(|(limit, figure)| figure / limit).collect();
@@ -246,7 +206,7 @@ async fn server_time(report: &mut Report, server: &RedisServer) {
     let (mut limits, mut figures) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         limits.push(micros_per_cycle(&mut raw, bare_cycles(&plain, 16)).await);
-        figures.push(micros_per_cycle(&mut raw, our_cycles(&ours, 16)).await);
+        figures.push(micros_per_cycle(&mut raw, contention::lock_cycles(&ours, 16, SLICE)).await);
     }
     let ratios = limits.iter().zip(&figures).map(|(limit, figure)| figure / limit).collect();
     report.info("server time per cycle, plain scripts", median(limits), "us");

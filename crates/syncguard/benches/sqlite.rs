@@ -28,7 +28,7 @@ fn main() {
     let runtime = contention::runtime();
     runtime.block_on(uncontended(&mut report, &url, &folder.path().join("bare.db")));
     let demands = [Demand::AtLeast(500.0), Demand::AtMost(300.0)];
-    runtime.block_on(contention::tasks(&mut report, &url, demands));
+    runtime.block_on(contention::tasks(&mut report, &url, 16, demands));
     let demands = [Demand::AtMost(5.0), Demand::AtMost(300.0)];
     contention::processes(&mut report, &url, 4, 1, demands);
     contention::processes(&mut report, &url, 8, 1, demands);

@@ -68,6 +68,9 @@ mod guide {
     struct Diagnostics;
     #[doc = include_str!("../../../docs/guide/fencing.md")]
     struct Fencing;
+    #[cfg(feature = "firestore")]
+    #[doc = include_str!("../../../docs/guide/firestore.md")]
+    struct Firestore;
     #[doc = include_str!("../../../docs/guide/getting-started.md")]
     struct GettingStarted;
     #[cfg(feature = "postgres")]

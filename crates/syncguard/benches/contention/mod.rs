@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use syncguard::{AnyBackend, LockOptions, Locker};
+use syncguard::{AnyBackend, Fenced, LockBackend, LockOptions, Locker};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::{Demand, Report, percentile};
@@ -25,12 +25,65 @@ pub(crate) async fn locker(url: &str) -> Locker<AnyBackend> {
     Locker::builder(backend).options(options).build().unwrap()
 }
 
-/// 16 tasks on one key: hand-overs per second and the longest wait have demands.
-pub(crate) async fn tasks(report: &mut Report, url: &str, [rate, longest]: [Demand; 2]) {
-    const TASKS: usize = 16;
+/// Cycles per second of tasks on keys of their own, whatever a cycle is.
+pub(crate) async fn cycles<Cycle, Work>(
+    tasks: usize,
+    slice: Duration,
+    make: impl Fn(usize) -> Cycle,
+) -> f64
+where
+    Cycle: FnMut(String) -> Work + Send + 'static,
+    Work: Future<Output = ()> + Send,
+{
+    let started = Instant::now();
+    let tasks: Vec<_> = (0..tasks)
+        .map(|task| {
+            let mut cycle = make(task);
+            tokio::spawn(async move {
+                let mut count = 0_usize;
+                while started.elapsed() < slice {
+                    cycle(format!("task{task:04}:key{:04}", count % 256)).await;
+                    count += 1;
+                }
+                count
+            })
+        })
+        .collect();
+    let mut total = 0;
+    for task in tasks {
+        total += task.await.unwrap();
+    }
+    total as f64 / started.elapsed().as_secs_f64()
+}
+
+/// Locks and releases per second of tasks on keys of their own.
+pub(crate) async fn lock_cycles<B>(locker: &Locker<B>, tasks: usize, slice: Duration) -> f64
+where
+    B: LockBackend<Fencing = Fenced>,
+{
+    cycles(tasks, slice, |_task| {
+        let locker = locker.clone();
+        move |key: String| {
+            let locker = locker.clone();
+            async move {
+                let mut guard = locker.lock(key).await.unwrap();
+                guard.release().await.unwrap();
+            }
+        }
+    })
+    .await
+}
+
+/// Tasks on one key: hand-overs per second and the longest wait have demands.
+pub(crate) async fn tasks(
+    report: &mut Report,
+    url: &str,
+    count: usize,
+    [rate, longest]: [Demand; 2],
+) {
     let locker = locker(url).await;
     let end = Instant::now() + RUN;
-    let tasks: Vec<_> = (0..TASKS)
+    let tasks: Vec<_> = (0..count)
         .map(|task| {
             let locker = locker.clone();
             tokio::spawn(async move {
@@ -56,10 +109,11 @@ pub(crate) async fn tasks(report: &mut Report, url: &str, [rate, longest]: [Dema
     fences.sort_unstable();
     let hand_overs = fences.windows(2).filter(|pair| pair[0].1 != pair[1].1).count();
     let hand_overs = hand_overs as f64 / RUN.as_secs_f64();
-    report.check("16 tasks on one key", hand_overs, "hand-overs/s", rate);
-    shares(report, "16 tasks", &counts);
-    report.info("16 tasks, median wait", percentile(&mut waits, 50.0), "ms");
-    report.check("16 tasks, longest wait", percentile(&mut waits, 100.0), "ms", longest);
+    report.check(format!("{count} tasks on one key"), hand_overs, "hand-overs/s", rate);
+    shares(report, &format!("{count} tasks"), &counts);
+    report.info(format!("{count} tasks, median wait"), percentile(&mut waits, 50.0), "ms");
+    let worst = percentile(&mut waits, 100.0);
+    report.check(format!("{count} tasks, longest wait"), worst, "ms", longest);
 }
 
 fn shares(report: &mut Report, who: &str, counts: &[usize]) {

@@ -119,6 +119,7 @@ mod tests {
         let end = Timestamp::from_millis(u64::MAX);
         assert_eq!(end.expiry(Ttl::MAX), end);
         assert!(is_live(end, Timestamp::from_millis(u64::MAX - 1)));
-        assert_eq!(SystemTime::UNIX_EPOCH, Timestamp::from(SystemTime::UNIX_EPOCH).into());
+        let epoch: SystemTime = Timestamp::from(SystemTime::UNIX_EPOCH).into();
+        assert_eq!(SystemTime::UNIX_EPOCH, epoch);
     }
 }

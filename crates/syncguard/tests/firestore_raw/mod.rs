@@ -45,6 +45,22 @@ pub(crate) fn double(number: f64) -> api::Value {
     api::Value { value_type: Some(ValueType::DoubleValue(number)) }
 }
 
+/// A number as JavaScript may write it.
+#[derive(Clone, Copy)]
+pub(crate) enum Number {
+    Integer(i64),
+    Double(f64),
+}
+
+impl Number {
+    pub(crate) fn value(self) -> api::Value {
+        match self {
+            Self::Integer(number) => integer(number),
+            Self::Double(number) => double(number),
+        }
+    }
+}
+
 pub(crate) fn fields<const N: usize>(fields: [(&str, api::Value); N]) -> Fields {
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }

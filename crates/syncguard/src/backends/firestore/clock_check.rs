@@ -47,17 +47,20 @@ struct Sample {
     /// Half the time that the comparison took.
     uncertainty: i64,
     taken: Instant,
+    taken_at: Timestamp,
 }
 
 impl Sample {
-    /// What it is worth by now: a clock may drift by a millisecond in a second.
-    fn uncertainty_now(&self) -> i64 {
-        self.uncertainty.saturating_add(whole(self.taken.elapsed()) / 1000)
+    /// What it is worth by now: a clock may drift by a millisecond in a second. Time in which the
+    /// machine was asleep counts too, and only the clock itself knows of that.
+    fn uncertainty_at(&self, now: Timestamp) -> i64 {
+        let age = self.taken.elapsed().max(now.since(self.taken_at));
+        self.uncertainty.saturating_add(whole(age) / 1000)
     }
 
     /// The largest error that is possible.
-    fn worst(&self) -> i64 {
-        self.ahead.saturating_abs().saturating_add(self.uncertainty_now())
+    fn worst_at(&self, now: Timestamp) -> i64 {
+        self.ahead.saturating_abs().saturating_add(self.uncertainty_at(now))
     }
 }
 
@@ -78,47 +81,52 @@ impl ClockCheck {
     /// ours.
     pub(super) fn note(&self, server: Timestamp, sent: Timestamp, received: Timestamp) {
         let signed = |time: Timestamp| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
-        let (sent, received) = (signed(sent), signed(received));
-        let middle = sent.midpoint(received);
+        let middle = signed(sent).midpoint(signed(received));
         let sample = Sample {
             ahead: middle.saturating_sub(signed(server)),
-            uncertainty: received.saturating_sub(sent).max(0) / 2 + 1,
+            uncertainty: whole(received.since(sent)) / 2 + 1,
             taken: Instant::now(),
+            taken_at: received,
         };
         let mut state = self.state();
+        let is_first = state.known.is_none();
         // A quick answer tells more than a slow one, unless the two contradict each other: then the
         // clock was moved.
         let is_better = state.known.is_none_or(|known| {
-            let reach = known.uncertainty_now().saturating_add(sample.uncertainty);
-            sample.uncertainty <= known.uncertainty_now()
+            let uncertainty = known.uncertainty_at(received);
+            let reach = uncertainty.saturating_add(sample.uncertainty);
+            sample.uncertainty <= uncertainty
                 || sample.ahead.saturating_sub(known.ahead).saturating_abs() > reach
         });
         if is_better {
             state.known = Some(sample);
         }
-        self.warn(&mut state);
+        // The first answer comes late, because the connection is made for it.
+        if !is_first {
+            self.warn(&mut state, received);
+        }
     }
 
-    fn warn(&self, state: &mut State) {
+    fn warn(&self, state: &mut State, now: Timestamp) {
         const INTERVAL: Duration = Duration::from_mins(1);
         let (Some(limits), Some(known)) = (self.limits, state.known) else { return };
         let is_due = state.last_warning.is_none_or(|last| last.elapsed() >= INTERVAL);
-        if known.worst() > whole(limits.warn) && is_due {
+        if known.worst_at(now) > whole(limits.warn) && is_due {
             state.last_warning = Some(Instant::now());
             tracing::warn!(
                 ahead_ms = known.ahead,
-                uncertainty_ms = known.uncertainty_now(),
+                uncertainty_ms = known.uncertainty_at(now),
                 "the clock of this machine differs from Firestore's; synchronize it (NTP)"
             );
         }
     }
 
     /// Refuses to grant by a clock that is off.
-    pub(super) fn approve(&self) -> Result<()> {
+    pub(super) fn approve(&self, now: Timestamp) -> Result<()> {
         let known = self.state().known;
         match (self.limits, known) {
-            (Some(limits), Some(known)) if known.worst() > whole(limits.refuse) => {
-                Err(error::clock_is_off(known.ahead, known.uncertainty_now()))
+            (Some(limits), Some(known)) if known.worst_at(now) > whole(limits.refuse) => {
+                Err(error::clock_is_off(known.ahead, known.uncertainty_at(now)))
             }
             _ => Ok(()),
         }
@@ -126,8 +134,8 @@ impl ClockCheck {
 
     /// By how much the clock may be off at most, if it was compared, and whether that is worth
     /// telling.
-    pub(super) fn worst(&self) -> Option<(Duration, bool)> {
-        let worst = self.state().known?.worst();
+    pub(super) fn worst(&self, now: Timestamp) -> Option<(Duration, bool)> {
+        let worst = self.state().known?.worst_at(now);
         let limits = self.limits.unwrap_or_default();
         let duration = Duration::from_millis(worst.unsigned_abs());
         Some((duration, worst > whole(limits.warn)))
@@ -144,16 +152,15 @@ mod tests {
 
     #[test]
     fn a_clock_that_is_off_in_either_direction_is_refused() {
-        for (server, is_fine) in
-            [(1000, true), (1450, true), (550, true), (1550, false), (450, false)]
-        {
+        let cases = [(1000, true), (1450, true), (550, true), (1550, false), (450, false)];
+        for (server, is_fine) in cases {
             let check = ClockCheck::new(Some(Limits::default()));
-            check.approve().expect("not known yet");
+            check.approve(at(1000)).expect("not known yet");
             check.note(at(server), at(1000), at(1010));
-            assert_eq!(check.approve().is_ok(), is_fine, "{server}");
+            assert_eq!(check.approve(at(1010)).is_ok(), is_fine, "{server}");
             let off = ClockCheck::new(None);
             off.note(at(server), at(1000), at(1010));
-            off.approve().expect("it was switched off");
+            off.approve(at(1010)).expect("it was switched off");
         }
     }
 
@@ -161,12 +168,12 @@ mod tests {
     fn half_the_round_trip_counts_as_error() {
         let check = ClockCheck::new(Some(Limits::default()));
         check.note(at(1600), at(1000), at(2200));
-        assert!(check.approve().is_err());
+        assert!(check.approve(at(2200)).is_err());
         // A quick answer settles it; another slow one that agrees changes nothing.
         check.note(at(3005), at(3000), at(3010));
-        check.approve().expect("known by now");
+        check.approve(at(3010)).expect("known by now");
         check.note(at(5000), at(4000), at(6000));
-        check.approve().expect("still known");
+        check.approve(at(6000)).expect("still known");
     }
 
     #[test]
@@ -174,8 +181,18 @@ mod tests {
         let check = ClockCheck::new(Some(Limits::default()));
         check.note(at(1005), at(1000), at(1010));
         check.note(at(2005), at(7000), at(7100));
-        assert!(check.approve().is_err());
+        assert!(check.approve(at(7100)).is_err());
         check.note(at(3005), at(3000), at(3020));
-        check.approve().expect("moved back");
+        check.approve(at(3020)).expect("moved back");
+    }
+
+    #[test]
+    fn what_was_known_long_ago_is_worth_little() {
+        let check = ClockCheck::new(Some(Limits::default()));
+        check.note(at(1005), at(1000), at(1010));
+        check.approve(at(400_000)).expect("drifted a little");
+        assert!(check.approve(at(600_000)).is_err());
+        let (worst, is_worth_telling) = check.worst(at(600_000)).expect("known");
+        assert!(is_worth_telling && worst > Duration::from_millis(500));
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn map(status: &Status) -> Error {
             (ServiceUnavailable, "firestore cannot be reached, or is not available")
         }
         Code::Internal => (ServiceUnavailable, "firestore failed inside"),
-        Code::Aborted => (ServiceUnavailable, "firestore gave another transaction way"),
+        Code::Aborted => (ServiceUnavailable, "firestore gave way to another transaction"),
         Code::DeadlineExceeded | Code::Cancelled => {
             (NetworkTimeout, "firestore did not answer in time")
         }
@@ -76,6 +76,15 @@ pub(super) fn no_credentials() -> Error {
         "no credentials for firestore: set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth \
          application-default login`, or give the machine a service account; \
          FIRESTORE_EMULATOR_HOST needs none",
+    )
+    .without_effect()
+}
+
+/// Whoever gives out credentials does not answer.
+pub(super) fn credentials_unavailable() -> Error {
+    Error::new(
+        ErrorCode::ServiceUnavailable,
+        "no new credentials for firestore: whoever gives them out does not answer",
     )
     .without_effect()
 }

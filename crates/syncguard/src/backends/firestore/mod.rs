@@ -106,8 +106,8 @@ struct Resolved {
 }
 
 impl FirestoreBackend {
-    /// Connects to a database: reads once, so that missing credentials, a wrong project and a clock
-    /// that is off are noticed now.
+    /// Connects to a database: reads from it, so that missing credentials and a wrong project are
+    /// noticed now. A clock that is off is written to the log.
     ///
     /// # Cancel safety
     ///
@@ -118,6 +118,10 @@ impl FirestoreBackend {
         let is_emulator = config.emulator.is_some();
         let requests = Arc::new(Requests::new(config, names.clone())?);
         requests.touch().await.map_err(|error| named(error, "connect"))?;
+        if requests.clock_error().is_some() {
+            // The first answer was late, because the connection was made for it.
+            requests.touch().await.map_err(|error| named(error, "connect"))?;
+        }
         let waker = Waker::start(Arc::clone(&requests), names.clone());
         Ok(Self { shared: Arc::new(Shared { requests, names, waker, cleanup, is_emulator }) })
     }
@@ -139,7 +143,7 @@ impl FirestoreBackend {
                 "one lock id is in several documents of firestore; was a backup merged?"
             );
         }
-        // The index may be behind for a moment.
+        // Whatever was asked for: only what is ours is changed.
         Ok(records.into_iter().filter(|record| record.lock.lock_id == lock_id).collect())
     }
 
@@ -254,19 +258,19 @@ impl FirestoreBackend {
         let [lock, counter] = self.shared.names.documents(key)?;
         for round in 0..ROUNDS {
             pause(round).await;
-            let [found, counted] = requests.read([&lock, &counter]).await?;
+            let [found, number] = requests.read([&lock, &counter]).await?;
             let now = requests.now();
             let found = found.map(Record::read).transpose()?;
             if let Some(outcome) = found.as_ref().and_then(|found| refusal(found, request, now)) {
                 return Ok(outcome);
             }
-            let fence = Fence::after(record::read_counter(counted.as_ref())?)?;
-            requests.clock_check.approve()?;
+            let fence = Fence::after(record::read_counter(number.as_ref())?)?;
+            requests.approve_clock().await?;
             let expires_at = now.expiry(request.ttl());
             let taken = StoredLock::new(key.clone(), request.lock_id(), fence, now, expires_at);
             let count = record::counter_fields(fence, key);
             let writes = vec![
-                requests::set(&counter, count, counted.and_then(|counter| counter.update_time)),
+                requests::set(&counter, count, number.and_then(|number| number.update_time)),
                 requests::set(&lock, record::lock_fields(&taken), found.map(|found| found.version)),
             ];
             match requests.commit(writes).await {
@@ -327,7 +331,7 @@ impl FirestoreBackend {
                 Err(absence) => {
                     if !debris.is_empty() {
                         // What cannot be deleted now is found again.
-                        requests.commit(debris.iter().map(deletion).collect()).await?;
+                        drop(requests.commit(debris.iter().map(deletion).collect()).await);
                     }
                     return Ok(Err(absence));
                 }
@@ -347,7 +351,7 @@ impl FirestoreBackend {
     ) -> Result<Option<Changed>> {
         let requests = &self.shared.requests;
         if matches!(change, Change::Extend(_)) {
-            requests.clock_check.approve()?;
+            requests.approve_clock().await?;
         }
         let now = requests.now();
         let mut writes: Vec<api::Write> = debris.iter().map(deletion).collect();
@@ -361,12 +365,12 @@ impl FirestoreBackend {
             Err(error) if error.may_have_taken_effect() => {
                 // The answer was lost; what is there tells whether it happened.
                 let Ok([found]) = requests.read([document]).await else { return Err(error) };
-                let found = found.and_then(|found| Record::read(found).ok());
-                let ours = found.filter(|found| found.lock.lock_id == lock_id);
-                if !change.is_seen_in(ours.as_ref(), now) {
-                    return Err(error);
+                match found.map(Record::read).transpose() {
+                    Ok(found) if change.is_seen_in(found.as_ref(), lock_id, now) => {
+                        Ok(Some(changed(found.map(|found| found.version))))
+                    }
+                    _ => Err(error),
                 }
-                Ok(Some(changed(ours.map(|ours| ours.version))))
             }
             Err(error) => Err(error),
         }
@@ -412,11 +416,14 @@ impl Change {
         }
     }
 
-    /// Whether a record of ours, or none, is what this leaves behind.
-    fn is_seen_in(self, ours: Option<&Record>, now: Timestamp) -> bool {
-        match self {
-            Self::Release => ours.is_none(),
-            Self::Extend(ttl) => ours.is_some_and(|ours| ours.lock.expires_at == now.expiry(ttl)),
+    /// Whether what is there is what this leaves behind.
+    fn is_seen_in(self, found: Option<&Record>, lock_id: LockId, now: Timestamp) -> bool {
+        match (self, found) {
+            (Self::Release, found) => found.is_none(),
+            (Self::Extend(ttl), Some(Record { lock, .. })) => {
+                lock.lock_id == lock_id && lock.expires_at == now.expiry(ttl)
+            }
+            (Self::Extend(_), None) => false,
         }
     }
 }
@@ -487,7 +494,7 @@ impl Inspector for FirestoreBackend {
                     "this is an emulator: its locks and fences end with it",
                 ));
             }
-            if let Some((worst, true)) = self.shared.requests.clock_check.worst() {
+            if let Some(worst) = self.shared.requests.clock_error() {
                 found.push(Advice::new(
                     "clock",
                     format!(

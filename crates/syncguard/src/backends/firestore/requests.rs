@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use google_cloud_auth::credentials::{Builder, CacheableResource, Credentials};
 use googleapis_tonic_google_firestore_v1::google::firestore::v1 as api;
-use tonic::codegen::http::{Extensions, HeaderMap};
+use tonic::codegen::http;
 use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 use tonic::transport::{ClientTlsConfig, Endpoint};
 use tonic::{Request, Status, Streaming};
@@ -34,11 +35,13 @@ use api::write::Operation;
 pub(super) struct Requests {
     client: FirestoreClient<Transport>,
     credentials: Option<Credentials>,
+    /// They have worked before.
+    has_credentials: AtomicBool,
     names: Names,
     /// What the server wants to know of every request besides.
     headers: [(&'static str, MetadataValue<Ascii>); 2],
     clock: Arc<dyn Clock>,
-    pub(super) clock_check: ClockCheck,
+    clock_check: ClockCheck,
     patience: Duration,
 }
 
@@ -53,9 +56,10 @@ pub(super) enum Commit {
 impl Requests {
     pub(super) fn new(config: FirestoreConfig, names: Names) -> Result<Self> {
         crypto::install();
+        // Nobody encrypts what is sent to an emulator, so it gets nothing that is worth anything.
         let credentials = match (config.credentials, &config.emulator) {
-            (Some(credentials), _) => Some(credentials),
-            (None, Some(_)) => None,
+            (_, Some(_)) => None,
+            (Some(credentials), None) => Some(credentials),
             (None, None) => Some(find_credentials()?),
         };
         let transport = match config.transport {
@@ -70,6 +74,7 @@ impl Requests {
         Ok(Self {
             client: FirestoreClient::new(transport),
             credentials,
+            has_credentials: AtomicBool::new(false),
             headers: [
                 ("google-cloud-resource-prefix", header(names.database())?),
                 ("x-goog-request-params", header(names.routing())?),
@@ -102,10 +107,9 @@ impl Requests {
         let mut documents = [const { None }; N];
         let mut answered = 0;
         let reading = async {
+            let (mut client, request) = (self.client.clone(), self.request(request).await?);
             let sent = self.clock.now();
-            let mut client = self.client.clone();
-            let mut answers =
-                client.batch_get_documents(self.request(request).await?).await?.into_inner();
+            let mut answers = client.batch_get_documents(request).await?.into_inner();
             while let Some(answer) = answers.message().await? {
                 if answered == 0 {
                     self.note_time(answer.read_time, sent);
@@ -136,6 +140,22 @@ impl Requests {
         self.read([&lock]).await.map(|[_]| ())
     }
 
+    /// Refuses to grant by a clock that is off. What is known of it may be old, so it is asked again
+    /// before that.
+    pub(super) async fn approve_clock(&self) -> Result<()> {
+        if self.clock_check.approve(self.now()).is_ok() {
+            return Ok(());
+        }
+        self.touch().await?;
+        self.clock_check.approve(self.now())
+    }
+
+    /// By how much the clock may be off at most, if that is worth telling.
+    pub(super) fn clock_error(&self) -> Option<Duration> {
+        let (worst, is_worth_telling) = self.clock_check.worst(self.now())?;
+        is_worth_telling.then_some(worst)
+    }
+
     /// All locks under an id, dead or alive. There is no limit: more than one is an accident, and
     /// must be seen.
     pub(super) async fn find(&self, lock_id: &LockId) -> Result<Vec<api::Document>> {
@@ -159,9 +179,9 @@ impl Requests {
         };
         let mut documents = Vec::new();
         let asking = async {
+            let (mut client, request) = (self.client.clone(), self.request(request).await?);
             let sent = self.clock.now();
-            let mut client = self.client.clone();
-            let mut answers = client.run_query(self.request(request).await?).await?.into_inner();
+            let mut answers = client.run_query(request).await?.into_inner();
             let mut is_first = true;
             while let Some(answer) = answers.message().await? {
                 if std::mem::take(&mut is_first) {
@@ -198,8 +218,8 @@ impl Requests {
         let request =
             api::CommitRequest { database: self.names.database(), writes, ..Default::default() };
         let committing = async {
-            let sent = self.clock.now();
             let request = self.request(request).await?;
+            let sent = self.clock.now();
             match self.client.clone().commit(request).await {
                 Ok(answer) => {
                     let answer = answer.into_inner();
@@ -243,17 +263,38 @@ impl Requests {
     }
 
     async fn request<T>(&self, message: T) -> Result<Request<T>, Failure> {
-        let headers = match &self.credentials {
-            Some(credentials) => headers_of(credentials).await?,
-            None => HeaderMap::new(),
+        let mut metadata = if let Some(credentials) = &self.credentials {
+            MetadataMap::from_headers(self.headers_of(credentials).await?)
+        } else {
+            // By this an emulator knows whom its security rules are not for.
+            let mut metadata = MetadataMap::new();
+            metadata.insert("authorization", MetadataValue::from_static("Bearer owner"));
+            metadata
         };
-        let mut metadata = MetadataMap::from_headers(headers);
         for (name, value) in &self.headers {
             metadata.insert(*name, value.clone());
         }
-        let mut request = Request::from_parts(metadata, Default::default(), message);
-        request.set_timeout(self.patience);
+        let mut request = Request::from_parts(metadata, tonic::Extensions::new(), message);
+        // We give up first, and know that it was the time.
+        request.set_timeout(self.patience + Duration::from_secs(1));
         Ok(request)
+    }
+
+    /// What proves who we are; it is cached until it expires.
+    async fn headers_of(&self, credentials: &Credentials) -> Result<http::HeaderMap, Failure> {
+        let error = match credentials.headers(http::Extensions::new()).await {
+            Ok(CacheableResource::New { data, .. }) => {
+                self.has_credentials.store(true, Ordering::Relaxed);
+                return Ok(data);
+            }
+            Ok(CacheableResource::NotModified) => error::nonsense().without_effect(),
+            // Its words may hold what it read. What has worked will work again.
+            Err(cause) if cause.is_transient() && self.has_credentials.load(Ordering::Relaxed) => {
+                error::credentials_unavailable()
+            }
+            Err(_cause) => error::no_credentials(),
+        };
+        Err(Failure::Ours(error))
     }
 
     async fn within<T>(&self, asking: impl Future<Output = Result<T, Failure>>) -> Result<T> {
@@ -318,18 +359,6 @@ fn open(emulator: Option<&str>, connect_timeout: Duration) -> Result<Transport> 
 fn find_credentials() -> Result<Credentials> {
     const SCOPE: &str = "https://www.googleapis.com/auth/datastore";
     Builder::default().with_scopes([SCOPE]).build().map_err(|_cause| error::no_credentials())
-}
-
-/// What proves who we are; it is cached until it expires.
-async fn headers_of(credentials: &Credentials) -> Result<HeaderMap, Failure> {
-    match credentials.headers(Extensions::new()).await {
-        Ok(CacheableResource::New { data, .. }) => Ok(data),
-        Ok(CacheableResource::NotModified) => {
-            Err(Failure::Ours(error::nonsense().without_effect()))
-        }
-        // Its words may hold what it read.
-        Err(_cause) => Err(Failure::Ours(error::no_credentials())),
-    }
 }
 
 /// A write that replaces a document, which must still be what it was; a new one, if it was none.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::stream::poll_fn;
 use googleapis_tonic_google_firestore_v1::google::firestore::v1 as api;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 use tonic::Streaming;
 
 use super::names::Names;
@@ -97,6 +98,7 @@ struct Stream {
 impl Listener {
     async fn serve(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
         let mut failures = 0;
+        let mut reopen_at = Instant::now();
         loop {
             let is_missing = self.stream.is_none() && !self.targets.is_empty();
             tokio::select! {
@@ -114,12 +116,14 @@ impl Listener {
                     }
                     _ => {
                         failures += 1;
+                        reopen_at = Instant::now() + reconnect_delay(failures);
                         self.lose();
                     }
                 },
-                () = tokio::time::sleep(reconnect_delay(failures)), if is_missing => {
+                () = tokio::time::sleep_until(reopen_at), if is_missing => {
                     if !self.open().await {
                         failures += 1;
+                        reopen_at = Instant::now() + reconnect_delay(failures);
                         self.lose();
                     }
                 }
@@ -171,7 +175,7 @@ impl Listener {
 
     /// Opens the stream and asks for everything that is watched.
     async fn open(&mut self) -> bool {
-        let (wishes, mut wished) = mpsc::unbounded_channel();
+        let (wishes, mut granted) = mpsc::unbounded_channel();
         for (name, target) in &mut self.targets {
             target.is_current = false;
             let wish = self.requests.listen_request(add(name, target));
@@ -179,7 +183,7 @@ impl Listener {
                 return false;
             }
         }
-        match self.requests.listen(poll_fn(move |context| wished.poll_recv(context))).await {
+        match self.requests.listen(poll_fn(move |context| granted.poll_recv(context))).await {
             Ok(news) => {
                 self.stream = Some(Stream { wishes, news });
                 true
@@ -205,6 +209,7 @@ impl Listener {
         match &news.response_type {
             Some(News::DocumentDelete(gone)) => self.wake(&gone.document),
             Some(News::DocumentRemove(gone)) => self.wake(&gone.document),
+            Some(News::Filter(filter)) => self.wake_target(filter.target_id),
             Some(News::TargetChange(change)) => match change.target_change_type() {
                 TargetChangeType::Current => self.note_current(&change.target_ids),
                 TargetChangeType::Remove if change.cause.is_some() => return false,
@@ -213,6 +218,13 @@ impl Listener {
             _ => {}
         }
         true
+    }
+
+    /// Something may have been missed.
+    fn wake_target(&self, id: i32) {
+        if let Some(target) = self.targets.values().find(|target| target.id == id) {
+            self.hub.wake(&target.key);
+        }
     }
 
     fn wake(&self, name: &str) {

@@ -1,0 +1,506 @@
+//! The Firestore backend when things go wrong: refused and lost requests, a killed emulator, clocks
+//! that are off, and everything that a person can get wrong. And how many requests an operation is.
+#![cfg(feature = "firestore")]
+
+mod firestore_raw;
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use firestore_raw::{Raw, text_of};
+use syncguard::firestore::FirestoreConfig;
+use syncguard::firestore::tonic::body::Body;
+use syncguard::firestore::tonic::codegen::{Service, http};
+use syncguard::firestore::tonic::transport::{Channel, Endpoint};
+use syncguard::firestore::tonic::{Code, Status};
+use syncguard::{
+    Acquire, AcquireRequest, Clock, Error, ErrorCode, Extend, ExtendRequest, FirestoreBackend,
+    Hint, Key, LockBackend, LockOptions, Locker, Release, ReleaseRequest, SystemClock, Timestamp,
+    Ttl,
+};
+use test_support::{Fault, FirestoreEmulator, Proxy};
+
+fn key(text: &str) -> Key {
+    Key::new(text).expect("valid")
+}
+
+fn request(text: &str) -> AcquireRequest {
+    AcquireRequest::new(key(text), Ttl::DEFAULT).expect("randomness")
+}
+
+fn config(emulator: &FirestoreEmulator) -> FirestoreConfig {
+    FirestoreConfig::new("test").emulator(emulator.host()).response_timeout(Duration::from_secs(2))
+}
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug)]
+enum Trouble {
+    /// It is answered by this, and never arrives.
+    Refused(Code),
+    /// It arrives, and is answered by this all the same.
+    Lost(Code),
+}
+
+/// Which request has trouble, what kind, and how often.
+type Plan = (&'static str, Trouble, u32);
+
+/// A channel that counts requests and has trouble with some.
+#[derive(Clone)]
+struct Channels {
+    inner: Channel,
+    seen: Arc<Mutex<HashMap<String, u32>>>,
+    plan: Arc<Mutex<Option<Plan>>>,
+}
+
+impl Channels {
+    fn new(emulator: &FirestoreEmulator) -> Self {
+        let endpoint = Endpoint::from_shared(format!("http://{}", emulator.host()));
+        let inner = endpoint.expect("an address").connect_lazy();
+        Self { inner, seen: Arc::default(), plan: Arc::default() }
+    }
+
+    fn have(&self, what: &'static str, trouble: Trouble, times: u32) {
+        *self.plan.lock().expect("no panic inside") = Some((what, trouble, times));
+    }
+
+    fn behave(&self) {
+        *self.plan.lock().expect("no panic inside") = None;
+    }
+
+    /// The requests since the last question.
+    fn seen(&self) -> Vec<(String, u32)> {
+        let seen = std::mem::take(&mut *self.seen.lock().expect("no panic inside"));
+        let mut seen: Vec<_> = seen.into_iter().collect();
+        seen.sort();
+        seen
+    }
+
+    fn trouble_with(&self, method: &str) -> Option<Trouble> {
+        let mut plan = self.plan.lock().expect("no panic inside");
+        let (what, trouble, times) = plan.as_mut()?;
+        if *what != method || *times == 0 {
+            return None;
+        }
+        *times -= 1;
+        Some(*trouble)
+    }
+}
+
+impl Service<http::Request<Body>> for Channels {
+    type Response = http::Response<Body>;
+    type Error = Status;
+    type Future = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Status>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        self.inner.poll_ready(context).map_err(|cause| Status::from_error(cause.into()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+        *self.seen.lock().expect("no panic inside").entry(method.clone()).or_default() += 1;
+        let trouble = self.trouble_with(&method);
+        if let Some(Trouble::Refused(code)) = trouble {
+            return Box::pin(async move { Err(Status::new(code, "canary")) });
+        }
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = answer.await.map_err(|cause| Status::from_error(cause.into()))?;
+            match trouble {
+                Some(Trouble::Lost(code)) => Err(Status::new(code, "canary")),
+                _ => Ok(answer),
+            }
+        })
+    }
+}
+
+async fn connect(emulator: &FirestoreEmulator) -> (FirestoreBackend, Channels) {
+    let channels = Channels::new(emulator);
+    let config = config(emulator).channel(channels.clone());
+    let backend = FirestoreBackend::connect(config).await.expect("connects");
+    channels.seen();
+    (backend, channels)
+}
+
+async fn grant(backend: &FirestoreBackend, name: &str) -> (AcquireRequest, syncguard::Lease) {
+    let request = request(name);
+    match backend.acquire(&request).await.expect("works") {
+        Acquire::Acquired(lease) => (request, lease),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operations_are_as_many_requests_as_promised() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let (backend, channels) = connect(&emulator).await;
+    let is = |expected: &[(&str, u32)]| {
+        let seen = channels.seen();
+        let expected: Vec<_> = expected.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
+        assert_eq!(seen, expected);
+    };
+    let read_and_commit = [("BatchGetDocuments", 1), ("Commit", 1)];
+    let query_and_commit = [("Commit", 1), ("RunQuery", 1)];
+    // By the guard, which remembers the version.
+    let locker = Locker::new(backend.clone()).expect("a runtime");
+    let mut guard = locker.lock("guard").await.expect("free");
+    is(&read_and_commit);
+    for _ in 0..2 {
+        let extended = guard.extend(Ttl::DEFAULT).await.expect("works");
+        assert!(matches!(extended, Extend::Extended(_)), "{extended:?}");
+        is(&[("Commit", 1)]);
+    }
+    guard.release().await.expect("held");
+    is(&[("Commit", 1)]);
+    // By the key, and by the id alone.
+    for (hint, expected) in
+        [(Hint::key(key("k")), read_and_commit), (Hint::default(), query_and_commit)]
+    {
+        let (request, _) = grant(&backend, "k").await;
+        is(&read_and_commit);
+        let id = request.lock_id();
+        let extend = ExtendRequest::new(id, Ttl::DEFAULT).with_hint(hint.clone());
+        assert!(matches!(backend.extend(&extend).await.expect("works"), Extend::Extended(_)));
+        is(&expected);
+        assert!(backend.is_locked(&key("k")).await.expect("works"));
+        is(&[("BatchGetDocuments", 1)]);
+        assert!(backend.lookup_key(&key("k")).await.expect("works").is_some());
+        is(&[("BatchGetDocuments", 1)]);
+        assert!(backend.lookup_id(&id).await.expect("works").is_some());
+        is(&[("RunQuery", 1)]);
+        let contended = backend.acquire(&self::request("k")).await.expect("works");
+        assert!(matches!(contended, Acquire::Contended { .. }));
+        is(&[("BatchGetDocuments", 1)]);
+        let release = ReleaseRequest::new(id).with_hint(hint);
+        assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+        is(&expected);
+        // What is not there is not committed either.
+        let again = ReleaseRequest::new(id);
+        assert!(matches!(backend.release(&again).await.expect("works"), Release::NotHeld(_)));
+        is(&[("RunQuery", 1)]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusals_have_their_codes_and_change_nothing() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let (backend, channels) = connect(&emulator).await;
+    let raw = Raw::new(emulator.port());
+    let table = [
+        (Code::ResourceExhausted, ErrorCode::RateLimited),
+        (Code::Unavailable, ErrorCode::ServiceUnavailable),
+        (Code::Internal, ErrorCode::ServiceUnavailable),
+        (Code::DeadlineExceeded, ErrorCode::NetworkTimeout),
+        (Code::PermissionDenied, ErrorCode::AuthFailed),
+        (Code::Unauthenticated, ErrorCode::AuthFailed),
+        (Code::InvalidArgument, ErrorCode::InvalidArgument),
+        (Code::DataLoss, ErrorCode::Internal),
+        (Code::Unimplemented, ErrorCode::Internal),
+    ];
+    let only_of_reads = [
+        (Code::Aborted, ErrorCode::ServiceUnavailable),
+        (Code::NotFound, ErrorCode::InvalidArgument),
+        (Code::FailedPrecondition, ErrorCode::InvalidArgument),
+    ];
+    let (held, lease) = grant(&backend, "held").await;
+    let by_id = ReleaseRequest::new(held.lock_id());
+    let hint = Hint::key(key("held")).with_receipt(lease.receipt().cloned());
+    let check = |error: Error, expected: ErrorCode, is_read: bool| {
+        assert_eq!(error.code(), expected, "{error:?}");
+        if is_read {
+            assert!(!error.may_have_taken_effect(), "{error:?}");
+        }
+        let shown = format!("{error} {error:?}");
+        assert!(!shown.contains("canary"), "{shown}");
+    };
+    for (code, expected) in table.into_iter().chain(only_of_reads) {
+        channels.have("BatchGetDocuments", Trouble::Refused(code), 1);
+        check(backend.acquire(&request("a")).await.expect_err("refused"), expected, true);
+        channels.have("BatchGetDocuments", Trouble::Refused(code), 1);
+        check(backend.is_locked(&key("a")).await.expect_err("refused"), expected, true);
+        channels.have("RunQuery", Trouble::Refused(code), 1);
+        check(backend.release(&by_id).await.expect_err("refused"), expected, true);
+    }
+    for (code, expected) in table {
+        channels.have("Commit", Trouble::Refused(code), 1);
+        check(backend.acquire(&request("a")).await.expect_err("refused"), expected, false);
+        channels.have("Commit", Trouble::Refused(code), 1);
+        let release = ReleaseRequest::new(held.lock_id()).with_hint(hint.clone());
+        check(backend.release(&release).await.expect_err("refused"), expected, false);
+        channels.have("Commit", Trouble::Refused(code), 1);
+        let extend = ExtendRequest::new(held.lock_id(), Ttl::DEFAULT).with_hint(hint.clone());
+        check(backend.extend(&extend).await.expect_err("refused"), expected, false);
+    }
+    assert!(raw.get("locks/a").await.is_none());
+    assert!(raw.get("fence_counters/fence:a").await.is_none());
+    assert!(backend.is_locked(&key("held")).await.expect("works"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_answer_is_found_by_looking() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let (backend, channels) = connect(&emulator).await;
+    let raw = Raw::new(emulator.port());
+    let mut last = 0;
+    // Aborted, too, does not mean that it did not happen.
+    for code in [Code::Unavailable, Code::DeadlineExceeded, Code::Internal, Code::Aborted] {
+        channels.have("Commit", Trouble::Lost(code), 1);
+        let (request, lease) = grant(&backend, "k").await;
+        assert_eq!(lease.fence().get(), last + 1, "{code:?}");
+        last += 1;
+        let hint = Hint::key(key("k")).with_receipt(lease.receipt().cloned());
+        channels.have("Commit", Trouble::Lost(code), 1);
+        let extend = ExtendRequest::new(request.lock_id(), Ttl::DEFAULT).with_hint(hint);
+        let outcome = backend.extend(&extend).await.expect("works");
+        let Extend::Extended(extension) = outcome else { panic!("{outcome:?}") };
+        let hint = Hint::key(key("k")).with_receipt(extension.receipt().cloned());
+        channels.have("Commit", Trouble::Lost(code), 1);
+        let release = ReleaseRequest::new(request.lock_id()).with_hint(hint);
+        let released = backend.release(&release).await.expect("works");
+        // After a conflict nobody can know who deleted it.
+        let is_told = code != Code::Aborted;
+        assert_eq!(released == Release::Released, is_told, "{released:?}");
+        assert!(raw.get("locks/k").await.is_none());
+        let counter = raw.get("fence_counters/fence:k").await.expect("there");
+        assert_eq!(text_of(&counter, "fence"), format!("{last:015}"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hot_key_is_contended_and_no_error() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let (backend, channels) = connect(&emulator).await;
+    for code in [Code::Aborted, Code::FailedPrecondition, Code::AlreadyExists, Code::NotFound] {
+        // A few conflicts are ridden out.
+        channels.have("Commit", Trouble::Refused(code), 3);
+        let (request, lease) = grant(&backend, "hot").await;
+        // Too many are somebody else's lock, or trouble for the holder.
+        channels.have("Commit", Trouble::Refused(code), u32::MAX);
+        let outcome = backend.acquire(&self::request("other")).await.expect("works");
+        assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+        let hint = Hint::key(key("hot")).with_receipt(lease.receipt().cloned());
+        let release = ReleaseRequest::new(request.lock_id()).with_hint(hint);
+        let error = backend.release(&release).await.expect_err("conflicts");
+        assert_eq!(error.code(), ErrorCode::ServiceUnavailable);
+        channels.behave();
+        assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_receipt_that_is_not_true_changes_no_answer() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let (backend, _) = connect(&emulator).await;
+    let (mine, lease) = grant(&backend, "mine").await;
+    let (theirs, other) = grant(&backend, "theirs").await;
+    let stale = Hint::key(key("mine")).with_receipt(lease.receipt().cloned());
+    let wrong = Hint::key(key("mine")).with_receipt(other.receipt().cloned());
+    // Somebody else extends it, so the version is not what the guard remembers.
+    let extend = ExtendRequest::new(mine.lock_id(), Ttl::DEFAULT);
+    assert!(matches!(backend.extend(&extend).await.expect("works"), Extend::Extended(_)));
+    let extend = extend.with_hint(stale);
+    assert!(matches!(backend.extend(&extend).await.expect("works"), Extend::Extended(_)));
+    let release = ReleaseRequest::new(mine.lock_id()).with_hint(wrong.clone());
+    assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+    // The receipt of a lock is no key to another.
+    assert!(matches!(backend.release(&release).await.expect("works"), Release::NotHeld(_)));
+    assert!(backend.is_locked(&key("theirs")).await.expect("works"));
+    let release = ReleaseRequest::new(theirs.lock_id());
+    assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_emulator_is_an_error_and_comes_back() {
+    let Some(mut emulator) = FirestoreEmulator::start() else { return };
+    let backend = FirestoreBackend::connect(config(&emulator)).await.expect("connects");
+    let options = LockOptions::default().timeout(Duration::from_secs(30)).ride_out_errors(true);
+    let locker = Locker::builder(backend.clone()).options(options).build().expect("a runtime");
+    let guard = locker.lock("k").await.expect("free");
+    let waiting = tokio::spawn({
+        let locker = locker.clone();
+        async move { locker.lock("k").await.map(|guard| guard.fence().get()) }
+    });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    emulator.kill();
+    for _ in 0..3 {
+        let error = backend.acquire(&request("x")).await.expect_err("nobody there");
+        assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+        assert!(!error.may_have_taken_effect());
+    }
+    drop(guard);
+    // It forgets everything, so the waiter gets the lock; no client was restarted.
+    emulator.restart();
+    assert_eq!(waiting.await.expect("no panic").expect("works"), 1);
+    // And wake-ups work again.
+    let mut guard = locker.lock("w").await.expect("free");
+    let waiting = tokio::spawn({
+        let locker = locker.clone();
+        async move { locker.lock("w").await.map(|_guard| ()) }
+    });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    guard.release().await.expect("held");
+    waiting.await.expect("no panic").expect("works");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_black_hole_is_a_timeout() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let proxy = Proxy::start(emulator.port()).await;
+    let host = format!("127.0.0.1:{}", proxy.port());
+    let patience = Duration::from_millis(300);
+    let config = config(&emulator).emulator(host).response_timeout(patience);
+    let backend = FirestoreBackend::connect(config).await.expect("connects");
+    proxy.set(Fault::BlackHole);
+    let started = Instant::now();
+    let error = backend.acquire(&request("k")).await.expect_err("no answer");
+    assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
+    assert!(started.elapsed() >= patience);
+}
+
+/// A clock that is off.
+#[derive(Debug)]
+struct OffClock(i64);
+
+impl Clock for OffClock {
+    fn now(&self) -> Timestamp {
+        let now = SystemClock.now().as_millis();
+        Timestamp::from_millis(now.checked_add_signed(self.0).expect("in range"))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_is_off_grants_nothing() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let raw = Raw::new(emulator.port());
+    for off in [-60_000, -1_000, 1_000, 60_000] {
+        let off_clock = config(&emulator).clock(Arc::new(OffClock(off)));
+        let backend = FirestoreBackend::connect(off_clock).await.expect("it may look");
+        let error = backend.acquire(&request("k")).await.expect_err("the clock is off");
+        assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{off}");
+        assert!(error.to_string().contains("clock"), "{error}");
+        assert!(!error.may_have_taken_effect());
+        assert!(raw.get("locks/k").await.is_none());
+        let advice = backend.inspector().expect("there is one").advice().await.expect("works");
+        assert!(advice.iter().any(|advice| advice.subject() == "clock"), "{advice:?}");
+    }
+    // Enough patience makes it good enough; so does nobody looking.
+    let off = || config(&emulator).clock(Arc::new(OffClock(-1_000)));
+    let seconds = Duration::from_secs;
+    for config in [off().clock_limits(seconds(1), seconds(5)), off().without_clock_check()] {
+        let backend = FirestoreBackend::connect(config).await.expect("connects");
+        let (request, lease) = grant(&backend, "k").await;
+        // What is held can be given back, whatever the clock says by now.
+        let strict = FirestoreBackend::connect(off()).await.expect("connects");
+        let extend = ExtendRequest::new(request.lock_id(), Ttl::DEFAULT);
+        let error = strict.extend(&extend).await.expect_err("the clock is off");
+        assert_eq!(error.code(), ErrorCode::ServiceUnavailable);
+        let hint = Hint::key(key("k")).with_receipt(lease.receipt().cloned());
+        let release = ReleaseRequest::new(request.lock_id()).with_hint(hint);
+        assert_eq!(strict.release(&release).await.expect("works"), Release::Released);
+    }
+}
+
+/// One takes a lock for a moment and stalls; another takes it over as soon as its clock allows.
+async fn take_over(emulator: &FirestoreEmulator, ours: i64, theirs: i64) {
+    let ttl_ms = 300;
+    let connect = async |off: i64| {
+        let config = config(emulator).clock(Arc::new(OffClock(off))).without_clock_check();
+        FirestoreBackend::connect(config).await.expect("connects")
+    };
+    let (first, second) = (connect(ours).await, connect(theirs).await);
+    let name = format!("clocks {ours} {theirs}");
+    let ttl = Ttl::new(Duration::from_millis(ttl_ms)).expect("valid");
+    let request = AcquireRequest::new(key(&name), ttl).expect("randomness");
+    let sent = Instant::now();
+    let outcome = first.acquire(&request).await.expect("works");
+    let Acquire::Acquired(held) = outcome else { panic!("{outcome:?}") };
+    let taken = loop {
+        let outcome = second.acquire(&self::request(&name)).await.expect("works");
+        match outcome {
+            Acquire::Acquired(lease) => break lease,
+            _ => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    };
+    // Within the tolerance the first one's time was over by then. Beyond it the fence still tells the
+    // two apart, and the first one's lock is gone.
+    if (theirs - ours).abs() <= 1000 {
+        assert!(sent.elapsed() >= Duration::from_millis(ttl_ms), "{ours} {theirs}");
+    }
+    assert!(taken.fence() > held.fence(), "{ours} {theirs}");
+    let extend = ExtendRequest::new(request.lock_id(), ttl);
+    let extended = first.extend(&extend).await.expect("works");
+    assert!(matches!(extended, Extend::NotHeld(_)), "{ours} {theirs}: {extended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clocks_that_differ_within_the_tolerance_never_make_two_holders() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let emulator = &emulator;
+    tokio::join!(
+        take_over(emulator, 0, 0),
+        take_over(emulator, -5_000, -5_000),
+        take_over(emulator, 500, -500),
+        take_over(emulator, -500, 500),
+        take_over(emulator, 0, 1_000),
+        take_over(emulator, 5_000, 4_000),
+        take_over(emulator, 0, 2_000),
+        take_over(emulator, -2_500, 2_500),
+        take_over(emulator, 2_500, -2_500),
+        take_over(emulator, -5_000, 5_000),
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_are_no_ids_work_like_any_other() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let backend = FirestoreBackend::connect(config(&emulator)).await.expect("connects");
+    let odd =
+        ["users/42", "/", "a/b/c", "a//b", "/a", "a/", ".", "..", "__x__", "____", "%2F", "😀"];
+    let mut held = Vec::new();
+    for name in odd {
+        held.push((name, grant(&backend, name).await.0));
+    }
+    for (name, request) in held {
+        assert!(backend.is_locked(&key(name)).await.expect("works"), "{name}");
+        let outcome = backend.acquire(&self::request(name)).await.expect("works");
+        assert!(matches!(outcome, Acquire::Contended { .. }), "{name}");
+        let found = backend.lookup_id(&request.lock_id()).await.expect("works").expect("held");
+        assert!(format!("{found:?}").contains(key(name).hash().as_str()), "{name}");
+        let release = ReleaseRequest::new(request.lock_id());
+        assert_eq!(backend.release(&release).await.expect("works"), Release::Released, "{name}");
+        assert!(!backend.is_locked(&key(name)).await.expect("works"), "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_input_is_refused_before_anything_is_sent() {
+    let invalid = async |url: &str| {
+        let error = syncguard::connect(url).await.expect_err(url);
+        assert_eq!(error.code(), ErrorCode::InvalidArgument, "{url}: {error:?}");
+        assert!(!error.to_string().contains("canary"), "{error}");
+        error.to_string()
+    };
+    // Port 9 has nobody; nothing asks there.
+    for query in [
+        "locks_collection=a&fences_collection=a",
+        "locks_collection=",
+        "fences_collection=",
+        "locks_collection=a/b",
+        "locks_collection=..",
+        "fences_collection=__x__",
+        "response_timeout_ms=0",
+        "response_timeout_ms=canary",
+        "clock_check=canary",
+        "canary=1",
+    ] {
+        invalid(&format!("firestore://p?emulator=127.0.0.1:9&{query}")).await;
+    }
+    invalid("firestore://p/a/b").await;
+    invalid("firestore://p?emulator=canary%20canary").await;
+    assert!(invalid("firestore:canary/x/y").await.contains("database"));
+    let error = syncguard::connect("firestore://p?emulator=127.0.0.1:9").await.expect_err("nobody");
+    assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+}

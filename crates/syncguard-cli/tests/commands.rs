@@ -1,9 +1,10 @@
-//! The other commands, by the real binary on SQLite and on Redis, and what a person can get wrong.
+//! The other commands, by the real binary on SQLite, Redis and Firestore, and what a person can get wrong.
 
 mod support;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::path::Path;
 use std::process::Stdio;
 
 use serde_json::Value;
@@ -119,10 +120,11 @@ fn the_doctor_says_what_is_wrong() {
             check.is_some_and(|check| check["ok"] == true)
         };
         assert!(is_ok("reachable") && is_ok("rights") && is_ok("clock"), "{subjects:?}");
-        // The Redis of the tests keeps nothing on disk, and is told so.
+        // The servers of the tests keep nothing on disk, and that is told.
         assert_eq!(subjects.contains(&Some("aof")), store.redis.is_some());
-        let expected = i32::from(store.redis.is_some());
-        assert_eq!(store.code(&["doctor"]), expected);
+        assert_eq!(subjects.contains(&Some("emulator")), store.emulator.is_some());
+        let is_lasting = store.redis.is_none() && store.emulator.is_none();
+        assert_eq!(store.code(&["doctor"]), i32::from(!is_lasting));
         assert_eq!(store.code(&["status", "syncguard-doctor"]), 1, "it leaves no lock behind");
     }
     let output = syncguard(&["doctor", "--url", "redis://127.0.0.1:1/0"]).output().expect("runs");
@@ -146,6 +148,28 @@ fn the_url_comes_from_a_flag_a_file_or_the_environment() {
 }
 
 #[test]
+fn firestore_without_credentials_says_what_to_do() {
+    let broken = test_support::TempDir::new();
+    let nonsense = broken.path().join("credentials.json");
+    std::fs::write(&nonsense, r#"{"type": "canary"}"#).expect("writable");
+    let missing = broken.path().join("canary.json");
+    for (variable, value) in [
+        // Nobody is there, and no file is found.
+        ("GCE_METADATA_HOST", Path::new("127.0.0.1:9")),
+        ("GOOGLE_APPLICATION_CREDENTIALS", &nonsense),
+        ("GOOGLE_APPLICATION_CREDENTIALS", &missing),
+    ] {
+        let mut command = syncguard(&["status", "k", "--url", "firestore://project"]);
+        let output = command.env("HOME", broken.path()).env(variable, value).output();
+        let output = output.expect("the binary runs");
+        assert_eq!(output.status.code(), Some(125));
+        let said = stderr(&output);
+        assert!(said.contains("GOOGLE_APPLICATION_CREDENTIALS"), "{said}");
+        assert!(!said.contains("canary"), "{said}");
+    }
+}
+
+#[test]
 fn shells_and_man_get_what_they_need() {
     for shell in ["bash", "zsh", "fish"] {
         let output = syncguard(&["completions", shell]).output().expect("runs");
@@ -161,7 +185,7 @@ fn shells_and_man_get_what_they_need() {
 
 /// Compares with a file; `SYNCGUARD_UPDATE_SNAPSHOTS=1` writes it instead.
 fn matches_snapshot(name: &str, text: &str) {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(name);
     if std::env::var_os("SYNCGUARD_UPDATE_SNAPSHOTS").is_some() {
         std::fs::write(&path, text).expect("written");
     }

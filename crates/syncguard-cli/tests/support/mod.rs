@@ -6,28 +6,33 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use test_support::{RedisOptions, RedisServer, TempDir};
+use test_support::{FirestoreEmulator, RedisOptions, RedisServer, TempDir};
 
 /// Where the locks of a test are.
 pub(crate) struct Store {
     pub(crate) url: String,
     pub(crate) folder: TempDir,
     pub(crate) redis: Option<RedisServer>,
+    pub(crate) emulator: Option<FirestoreEmulator>,
 }
 
 impl Store {
     pub(crate) fn sqlite() -> Self {
         let folder = TempDir::new();
         let url = format!("sqlite:{}", folder.path().join("locks.db").display());
-        Self { url, folder, redis: None }
+        Self { url, folder, redis: None, emulator: None }
     }
 
-    /// SQLite, and Redis where it is installed.
+    /// SQLite; Redis and Firestore where they are installed.
     pub(crate) fn all() -> Vec<Self> {
         let mut all = vec![Self::sqlite()];
         if let Some(redis) = RedisServer::start(&RedisOptions::default()) {
             let (url, folder) = (redis.url(), TempDir::new());
-            all.push(Self { url, folder, redis: Some(redis) });
+            all.push(Self { url, folder, redis: Some(redis), emulator: None });
+        }
+        if let Some(emulator) = FirestoreEmulator::start() {
+            let (url, folder) = (emulator.url(), TempDir::new());
+            all.push(Self { url, folder, redis: None, emulator: Some(emulator) });
         }
         all
     }

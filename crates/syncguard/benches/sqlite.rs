@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, TransactionBehavior, params};
 use support::{Demand, Report, median};
-use syncguard::{AnyBackend, Locker};
 use test_support::TempDir;
 
 const ROUNDS: usize = 5;
@@ -98,30 +97,6 @@ fn bare_cycles(path: &Path) -> f64 {
     f64::from(count) / started.elapsed().as_secs_f64()
 }
 
-/// Cycles per second of tasks on keys of their own.
-async fn our_cycles(locker: &Locker<AnyBackend>, tasks: usize) -> f64 {
-    let started = Instant::now();
-    let tasks: Vec<_> = (0..tasks)
-        .map(|task| {
-            let locker = locker.clone();
-            tokio::spawn(async move {
-                let mut count = 0_u32;
-                while started.elapsed() < SLICE {
-                    let key = format!("task{task:02}:key{:02}", count % 16);
-                    locker.lock(key).await.unwrap().release().await.unwrap();
-                    count += 1;
-                }
-                count
-            })
-        })
-        .collect();
-    let mut total = 0;
-    for task in tasks {
-        total += task.await.unwrap();
-    }
-    f64::from(total) / started.elapsed().as_secs_f64()
-}
-
 async fn uncontended(report: &mut Report, url: &str, bare: &Path) {
     let locker = contention::locker(url).await;
     for tasks in [1, 16] {
@@ -129,7 +104,7 @@ async fn uncontended(report: &mut Report, url: &str, bare: &Path) {
         for _ in 0..ROUNDS {
             let bare = bare.to_owned();
             limits.push(tokio::task::spawn_blocking(move || bare_cycles(&bare)).await.unwrap());
-            figures.push(our_cycles(&locker, tasks).await);
+            figures.push(contention::lock_cycles(&locker, tasks, SLICE).await);
         }
         let ratios = limits.iter().zip(&figures).map(|(limit, figure)| figure / limit).collect();
         report.info("bare rusqlite, one connection", median(limits), "cycles/s");

@@ -66,11 +66,11 @@ impl Fixture for FirestoreFixture {
     }
 
     async fn plant(&self, lock: &RawLock) {
-        let [path, _] = paths(&lock.key);
+        let ([path, _], now) = (paths(&lock.key), now_ms());
         let planted = fields([
             ("lockId", string(lock.lock_id.expose())),
-            ("expiresAtMs", integer(now_ms() + lock.expires_in_ms)),
-            ("acquiredAtMs", integer(now_ms() - lock.acquired_ms_ago)),
+            ("expiresAtMs", integer(now + lock.expires_in_ms)),
+            ("acquiredAtMs", integer(now - lock.acquired_ms_ago)),
             ("key", string(lock.key.as_str())),
             ("fence", string(&lock.fence.to_string())),
         ]);
@@ -80,13 +80,13 @@ impl Fixture for FirestoreFixture {
 
     async fn peek(&self, key: &Key) -> Option<RawLock> {
         let [path, _] = paths(key);
-        let found = self.raw.get(&path).await?;
+        let (found, now) = (self.raw.get(&path).await?, now_ms());
         Some(RawLock {
             key: Key::new(text_of(&found, "key")).expect("valid"),
             lock_id: LockId::parse(&text_of(&found, "lockId")).expect("valid"),
             fence: text_of(&found, "fence").parse::<Fence>().expect("15 digits"),
-            acquired_ms_ago: now_ms() - number_of(&found, "acquiredAtMs"),
-            expires_in_ms: number_of(&found, "expiresAtMs") - now_ms(),
+            acquired_ms_ago: now - number_of(&found, "acquiredAtMs"),
+            expires_in_ms: number_of(&found, "expiresAtMs") - now,
         })
     }
 

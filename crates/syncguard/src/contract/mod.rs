@@ -9,6 +9,8 @@ pub(crate) mod outcome;
 pub(crate) mod request;
 pub(crate) mod stored_lock;
 pub(crate) mod wake;
+#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis"))]
+pub(crate) mod wake_desk;
 
 use std::fmt;
 use std::future::{Future, ready};

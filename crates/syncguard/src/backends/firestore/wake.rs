@@ -15,6 +15,7 @@ use super::requests::Requests;
 use crate::common::backoff::reconnect_delay;
 use crate::common::key::Key;
 use crate::contract::wake::{WakeHub, WakeUps};
+use crate::contract::wake_desk::{Order, WakeDesk};
 use api::listen_request::TargetChange as Wish;
 use api::listen_response::ResponseType as News;
 use api::target::{DocumentsTarget, TargetType};
@@ -22,50 +23,30 @@ use api::target_change::TargetChangeType;
 
 /// Subscribes.
 pub(super) struct Waker {
-    hub: WakeHub,
-    orders: mpsc::UnboundedSender<Order>,
+    desk: WakeDesk,
     patience: Duration,
-}
-
-/// What the stream's own task is told, in order.
-enum Order {
-    /// Watch the lock of a key, and say when that is so.
-    Subscribe { key: Key, confirmed: oneshot::Sender<bool> },
-    /// Nobody waits for this key any more, unless somebody has come since.
-    Idle { key: Key },
 }
 
 impl Waker {
     /// Starts the task that owns the stream. It ends with the backend.
     pub(super) fn start(requests: Arc<Requests>, names: Names) -> Self {
-        let (orders, received) = mpsc::unbounded_channel();
-        let idle = orders.downgrade();
-        let hub = WakeHub::with_idle_hook(move |key: &Key| {
-            if let Some(orders) = idle.upgrade() {
-                // The task ends only after the backend.
-                drop(orders.send(Order::Idle { key: key.clone() }));
-            }
-        });
+        let (desk, orders) = WakeDesk::open();
         let patience = requests.patience();
         let listener = Listener {
-            hub: hub.clone(),
+            hub: desk.hub().clone(),
             requests,
             names,
             targets: HashMap::new(),
             last_id: 0,
             stream: None,
         };
-        tokio::spawn(listener.serve(received));
-        Self { hub, orders, patience }
+        tokio::spawn(listener.serve(orders));
+        Self { desk, patience }
     }
 
     /// Watches the lock of a key; answers when nothing can be missed any more.
     pub(super) async fn subscribe(&self, key: &Key) -> Option<WakeUps> {
-        let wake_ups = self.hub.subscribe(key);
-        let (confirmed, confirmation) = oneshot::channel();
-        self.orders.send(Order::Subscribe { key: key.clone(), confirmed }).ok()?;
-        let confirmation = tokio::time::timeout(self.patience, confirmation).await;
-        matches!(confirmation, Ok(Ok(true))).then_some(wake_ups)
+        tokio::time::timeout(self.patience, self.desk.subscribe(key)).await.ok().flatten()
     }
 }
 

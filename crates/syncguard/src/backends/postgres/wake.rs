@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc};
 use tokio_postgres::types::Type;
 use tokio_postgres::{AsyncMessage, Client};
 
@@ -20,11 +20,11 @@ use crate::common::backoff::reconnect_delay;
 use crate::common::hash_id::number_of;
 use crate::common::key::Key;
 use crate::contract::wake::{WakeHub, WakeUps};
+use crate::contract::wake_desk::{Order, WakeDesk};
 
 /// Subscribes, and hears.
 pub(super) struct Waker {
-    shared: Arc<Shared>,
-    orders: mpsc::UnboundedSender<Order>,
+    desk: WakeDesk,
     channel: String,
     table: i32,
 }
@@ -37,14 +37,6 @@ struct Shared {
     generation: AtomicU64,
     /// It does not work any more.
     broken: Notify,
-}
-
-/// What the connection's own task is told, in order.
-enum Order {
-    /// Put up the sign of a key, and say when it is up.
-    Subscribe { key: Key, confirmed: oneshot::Sender<bool> },
-    /// Nobody waits for this key any more, unless somebody has come since.
-    Idle { key: Key },
 }
 
 /// What a payload says: which key, without telling it.
@@ -69,31 +61,18 @@ impl Waker {
     /// Starts the task that owns the connection. It connects when somebody waits for the first time
     /// and ends with the backend.
     pub(super) fn start(connector: Arc<Connector>, channel: String, patience: Duration) -> Self {
-        let (orders, received) = mpsc::unbounded_channel();
-        let idle = orders.downgrade();
-        let hub = WakeHub::with_idle_hook(move |key: &Key| {
-            if let Some(orders) = idle.upgrade() {
-                // The task ends only after the backend.
-                drop(orders.send(Order::Idle { key: key.clone() }));
-            }
-        });
+        let (desk, orders) = WakeDesk::open();
         let shared = Arc::new(Shared {
-            hub,
+            hub: desk.hub().clone(),
             keys: Mutex::default(),
             generation: AtomicU64::new(0),
             broken: Notify::new(),
         });
         let table = number_of(&channel).cast_signed();
-        let listener = Listener {
-            shared: Arc::clone(&shared),
-            connector,
-            channel: channel.clone(),
-            table,
-            patience,
-            client: None,
-        };
-        tokio::spawn(listener.serve(received));
-        Self { shared, orders, channel, table }
+        let listener =
+            Listener { shared, connector, channel: channel.clone(), table, patience, client: None };
+        tokio::spawn(listener.serve(orders));
+        Self { desk, channel, table }
     }
 
     /// The number of the table, by which signs at different tables are told apart.
@@ -108,15 +87,11 @@ impl Waker {
 
     /// Puts up the sign of a key; answers when it is up.
     pub(super) async fn subscribe(&self, key: &Key) -> Option<WakeUps> {
-        let wake_ups = self.shared.hub.subscribe(key);
-        let (confirmed, confirmation) = oneshot::channel();
-        self.orders.send(Order::Subscribe { key: key.clone(), confirmed }).ok()?;
-        confirmation.await.unwrap_or(false).then_some(wake_ups)
+        self.desk.subscribe(key).await
     }
 }
 
-/// The task that owns the connection. It follows orders one after the other, so that a sign and its
-/// end cannot overtake each other.
+/// The task that owns the connection.
 struct Listener {
     shared: Arc<Shared>,
     connector: Arc<Connector>,

@@ -216,7 +216,7 @@ pub(super) enum Target {
 }
 
 /// The names of one prefix.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Names {
     pub(super) space: KeySpace,
     /// User keys that begin with this would be another key's fence counter.

@@ -48,9 +48,8 @@ use connection::{Connection, Multiplexed};
 use replicas::Replicas;
 use scripts::Argument::{Number, Text};
 use scripts::Scripts;
-use sha1_smol::Sha1;
 use topology::Finder;
-use wake::Waker;
+use wake::{Channels, Waker};
 
 /// How long records outlive their tolerance, so that "expired" can be told from "not found".
 const GRACE_MS: u64 = 1000;
@@ -70,8 +69,7 @@ struct Shared {
     replicas: Option<Replicas>,
     /// By which command a release is told.
     publish: &'static str,
-    /// What channels of this database begin with; the hash of the lock's key follows.
-    channels: String,
+    channels: Channels,
     cleanup: Arc<CleanupGate>,
 }
 
@@ -106,13 +104,14 @@ impl RedisBackend {
         }
         report.warn(config.replicas.is_some());
         let replicas = finder.clone().zip(config.replicas);
+        let channels = Channels::new(names.clone(), database);
         Ok(Self {
             shared: Arc::new(Shared {
-                channels: format!("{prefix}:wake:{database}:"),
                 connection,
                 names,
                 scripts: Scripts::new(),
-                waker: finder.map(Waker::start),
+                waker: finder.map(|finder| Waker::start(finder, channels.clone())),
+                channels,
                 replicas: replicas.map(|(finder, wanted)| Replicas::new(finder, wanted)),
                 publish: if is_cluster { "SPUBLISH" } else { "PUBLISH" },
                 cleanup: Arc::new(CleanupGate::new(config.cleanup_in_is_locked)),
@@ -139,12 +138,6 @@ impl RedisBackend {
         let index = names.space.index_key(lock_id)?;
         let hinted = hint.key.as_ref().and_then(|key| names.lock_key(key).ok());
         Ok([index.clone(), hinted.unwrap_or(index)])
-    }
-
-    /// The channel on which the release of a lock is told. It names no key.
-    fn channel(&self, lock_key: &str) -> String {
-        // SHA-1, because scripts can compute it too.
-        format!("{}{}", self.shared.channels, Sha1::from(lock_key).digest())
     }
 
     /// Deletes a record that was found dead, on the side.
@@ -277,8 +270,8 @@ impl LockBackend for RedisBackend {
             Text(lock_id.expose()),
             Number(TIME_TOLERANCE_MS),
             Number(mark_ms),
-            Text(&self.channel(&hinted)),
-            Text(&self.shared.channels),
+            Text(&self.shared.channels.of_lock(&hinted)),
+            Text(self.shared.channels.prefix()),
             Text(self.shared.publish),
         ];
         let keys = [index_key.as_str(), &hinted];
@@ -367,8 +360,7 @@ impl LockBackend for RedisBackend {
     }
 
     async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
-        let lock_key = self.shared.names.lock_key(key).ok()?;
-        self.shared.waker.as_ref()?.subscribe(key, self.channel(&lock_key)).await
+        self.shared.waker.as_ref()?.subscribe(key).await
     }
 
     fn inspector(&self) -> Option<Arc<dyn Inspector>> {

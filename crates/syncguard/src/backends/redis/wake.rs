@@ -8,20 +8,52 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, RedisError, RedisResult, Value};
-use tokio::sync::{Notify, mpsc, oneshot};
+use sha1_smol::Sha1;
+use tokio::sync::{Notify, mpsc};
 
+use super::config::Names;
 use super::error;
 use super::topology::Finder;
 use crate::common::backoff::reconnect_delay;
-use crate::common::error::ErrorCode;
+use crate::common::error::{ErrorCode, Result};
 use crate::common::key::Key;
 use crate::contract::wake::{WakeHub, WakeUps};
+use crate::contract::wake_desk::{Order, WakeDesk};
+
+/// The channels on which releases are told. They name no key.
+#[derive(Clone, Debug)]
+pub(super) struct Channels {
+    names: Names,
+    prefix: String,
+}
+
+impl Channels {
+    /// Those of one database: channels know no databases.
+    pub(super) fn new(names: Names, database: i64) -> Self {
+        let prefix = format!("{}:wake:{database}:", names.space.prefix());
+        Self { names, prefix }
+    }
+
+    /// What they begin with; the hash of the lock's key follows.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// By the storage key of a lock.
+    pub(super) fn of_lock(&self, lock_key: &str) -> String {
+        // SHA-1, because scripts can compute it too.
+        format!("{}{}", self.prefix, Sha1::from(lock_key).digest())
+    }
+
+    fn of_key(&self, key: &Key) -> Result<String> {
+        Ok(self.of_lock(&self.names.lock_key(key)?))
+    }
+}
 
 /// Subscribes, and hears.
 #[derive(Debug)]
 pub(super) struct Waker {
-    shared: Arc<Shared>,
-    orders: mpsc::UnboundedSender<Order>,
+    desk: WakeDesk,
 }
 
 #[derive(Debug)]
@@ -34,15 +66,6 @@ struct Shared {
     generation: AtomicU64,
     /// It does not work any more.
     broken: Notify,
-}
-
-/// What the connection's own task is told, in order.
-#[derive(Debug)]
-enum Order {
-    /// Subscribe, and say when it is confirmed.
-    Subscribe { key: Key, channel: String, confirmed: oneshot::Sender<bool> },
-    /// Nobody waits for this key any more, unless somebody has come since.
-    Idle { key: Key },
 }
 
 impl Shared {
@@ -89,41 +112,31 @@ impl Shared {
 impl Waker {
     /// Starts the task that owns the connection. It connects when somebody waits for the first time
     /// and ends with the backend.
-    pub(super) fn start(finder: Arc<Finder>) -> Self {
-        let (orders, received) = mpsc::unbounded_channel();
-        let idle = orders.downgrade();
-        let hub = WakeHub::with_idle_hook(move |key: &Key| {
-            if let Some(orders) = idle.upgrade() {
-                // The task ends only after the backend.
-                drop(orders.send(Order::Idle { key: key.clone() }));
-            }
-        });
+    pub(super) fn start(finder: Arc<Finder>, channels: Channels) -> Self {
+        let (desk, orders) = WakeDesk::open();
         let shared = Arc::new(Shared {
-            hub,
+            hub: desk.hub().clone(),
             keys: Mutex::default(),
             has_warned: AtomicBool::new(false),
             generation: AtomicU64::new(0),
             broken: Notify::new(),
         });
-        tokio::spawn(serve(Arc::clone(&shared), finder, received));
-        Self { shared, orders }
+        tokio::spawn(serve(shared, finder, channels, orders));
+        Self { desk }
     }
 
     /// Subscribes to the channel of a key; answers when the server has confirmed it.
-    pub(super) async fn subscribe(&self, key: &Key, channel: String) -> Option<WakeUps> {
-        let wake_ups = self.shared.hub.subscribe(key);
-        let (confirmed, confirmation) = oneshot::channel();
-        let key = key.clone();
-        self.orders.send(Order::Subscribe { key, channel, confirmed }).ok()?;
-        confirmation.await.unwrap_or(false).then_some(wake_ups)
+    pub(super) async fn subscribe(&self, key: &Key) -> Option<WakeUps> {
+        self.desk.subscribe(key).await
     }
 }
 
-/// Follows orders one after the other, so that a subscription and its end cannot overtake each
-/// other, pings against a connection that is half open, and connects again while somebody waits.
+/// Follows orders, pings against a connection that is half open, and connects again while somebody
+/// waits.
 async fn serve(
     shared: Arc<Shared>,
     finder: Arc<Finder>,
+    channels: Channels,
     mut orders: mpsc::UnboundedReceiver<Order>,
 ) {
     const PING_INTERVAL: Duration = Duration::from_secs(5);
@@ -154,7 +167,9 @@ async fn serve(
         };
         match order {
             None => return,
-            Some(Order::Subscribe { key, channel, confirmed }) => {
+            Some(Order::Subscribe { key, confirmed }) => {
+                // A key that no lock can have needs no wake-ups: who waits for it is told.
+                let Ok(channel) = channels.of_key(&key) else { continue };
                 shared.keys().insert(channel.clone(), key);
                 let mut subscribed = match &mut connection {
                     Some(connection) => connection.subscribe(&channel).await,
@@ -176,17 +191,11 @@ async fn serve(
                 confirmed.send(subscribed.is_ok()).unwrap_or_default();
             }
             Some(Order::Idle { key }) => {
-                let channel = {
-                    let mut keys = shared.keys();
-                    let of_key =
-                        |(channel, of): (&String, &Key)| (*of == key).then(|| channel.clone());
-                    let channel = keys.iter().find_map(of_key);
-                    if shared.hub.is_awaited(&key) {
-                        continue;
-                    }
-                    channel.inspect(|channel| drop(keys.remove(channel)))
-                };
-                if let (Some(connected), Some(channel)) = (&mut connection, channel) {
+                let Ok(channel) = channels.of_key(&key) else { continue };
+                if shared.hub.is_awaited(&key) || shared.keys().remove(&channel).is_none() {
+                    continue;
+                }
+                if let Some(connected) = &mut connection {
                     // A subscription too many costs a message, nothing else.
                     drop(connected.unsubscribe(&channel).await);
                 }

@@ -2,14 +2,17 @@
 //! locks, cut connections, and everything that a person can get wrong.
 #![cfg(feature = "postgres")]
 
+mod servers;
+
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
+use servers::{eventually, waiter, woken};
 use syncguard::postgres::tokio_postgres::{self, Client, NoTls};
 use syncguard::postgres::{FencedTable, PostgresConfig};
 use syncguard::{
     Acquire, AcquireRequest, Advice, ErrorCode, Key, LockBackend, LockOptions, Locker, LostReason,
-    PostgresBackend, Release, ReleaseRequest, RetryPolicy, Ttl,
+    PostgresBackend, Release, ReleaseRequest, Ttl,
 };
 use test_support::{Certificates, Fault, PgBouncer, PostgresOptions, PostgresServer, Proxy};
 
@@ -52,36 +55,35 @@ async fn cycle(backend: &PostgresBackend, name: &str) -> syncguard::Result<u64> 
     Ok(lease.fence().get())
 }
 
-/// Waits until something holds, and says what if it does not.
-async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
-    let started = Instant::now();
-    while !check().await {
-        assert!(started.elapsed() < Duration::from_secs(30), "{what}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_that_was_taken_and_given_back_unseen_costs_no_fence() {
     let Some(server) = start() else { return };
     let quick = connect(&server.url()).await;
     cycle(&quick, "a").await.expect("works");
-    // Between its snapshot and its turn, a statement of the slow one sleeps.
+    // Between its snapshot and its turn, a statement of the slow one waits for the test.
     let raw = raw(&server).await;
-    let slow = "CREATE SCHEMA slow; CREATE FUNCTION slow.hashtext(text) RETURNS int AS \
-                'SELECT pg_sleep(0.5); SELECT pg_catalog.hashtext($1)' LANGUAGE sql VOLATILE";
+    let slow = "CREATE SCHEMA slow; CREATE FUNCTION slow.hashtext(text) RETURNS int AS 'SELECT \
+                pg_advisory_xact_lock_shared(4711); SELECT pg_catalog.hashtext($1)' LANGUAGE sql";
     raw.batch_execute(slow).await.expect("works");
     let path = "options=-c%20search_path%3Dpublic,slow,pg_catalog";
-    let slow = connect(&format!("{}?{path}", server.url())).await;
+    let config = config(&format!("{}?{path}", server.url()));
+    let patient = config.response_timeout(Duration::from_secs(20));
+    let slow = PostgresBackend::connect(patient).await.expect("connects");
     for is_held in [true, false] {
+        raw.execute("SELECT pg_advisory_lock(4711)", &[]).await.expect("works");
         let request = request("a");
         let (outcome, fence) = tokio::join!(slow.acquire(&request), async {
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            let waits = "SELECT FROM pg_locks WHERE objid = 4711 AND NOT granted";
+            eventually("the slow one waits", async || {
+                raw.query_opt(waits, &[]).await.expect("works").is_some()
+            })
+            .await;
             let taken = quick.acquire(&self::request("a")).await.expect("works");
             let Acquire::Acquired(lease) = taken else { panic!("{taken:?}") };
             if !is_held {
                 raw.execute("DELETE FROM syncguard_locks", &[]).await.expect("works");
             }
+            raw.execute("SELECT pg_advisory_unlock(4711)", &[]).await.expect("works");
             lease.fence().get()
         });
         match outcome.expect("works") {
@@ -98,13 +100,26 @@ async fn a_lock_that_was_taken_and_given_back_unseen_costs_no_fence() {
     }
 }
 
-/// A locker that hears of releases or never.
-fn waiter(backend: PostgresBackend) -> Locker<PostgresBackend> {
-    let much_later = Duration::from_hours(1);
-    let retry = RetryPolicy { delay: much_later, ..RetryPolicy::default() };
-    let options = LockOptions::default().timeout(Duration::from_secs(30)).retry(retry);
-    let options = options.ride_out_errors(true);
-    Locker::builder(backend).options(options).poll_interval(much_later).build().expect("a runtime")
+/// Outside of a task of the runtime, whoever has used up its share of time is woken at once.
+#[test]
+fn an_operation_of_somebody_whose_time_is_up_goes_on() {
+    let Some(server) = start() else { return };
+    let (done, finished) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let backend = connect(&server.url()).await;
+            for used_up in 100..=128 {
+                tokio::task::yield_now().await;
+                for _ in 0..used_up {
+                    tokio::task::consume_budget().await;
+                }
+                assert!(!backend.is_locked(&key("k")).await.expect("works"));
+            }
+        });
+        done.send(()).expect("somebody waits");
+    });
+    finished.recv_timeout(Duration::from_mins(1)).expect("it ends");
 }
 
 /// A release in one backend wakes a waiter in another.
@@ -114,8 +129,7 @@ async fn wakes(holder: &PostgresBackend, there: &PostgresBackend) {
     let waiting = tokio::spawn(async move { waiter.lock("w").await.map(drop) });
     tokio::time::sleep(Duration::from_millis(400)).await;
     assert_eq!(guard.release().await.expect("works"), Release::Released);
-    let woken = tokio::time::timeout(Duration::from_secs(10), waiting).await;
-    woken.expect("woken, not polled").expect("no panic").expect("acquired");
+    woken(waiting).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,12 +2,15 @@
 //! everything that a person can get wrong.
 #![cfg(feature = "redis")]
 
+mod servers;
+
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::{AsyncCommands, Client};
+use servers::{eventually, woken};
 use syncguard::redis::RedisConfig;
 use syncguard::{
     Acquire, AcquireRequest, ErrorCode, Key, LockBackend, LockOptions, Locker, LostReason,
@@ -29,15 +32,6 @@ fn config(url: &str) -> RedisConfig {
 
 async fn connect(url: &str) -> RedisBackend {
     RedisBackend::connect(config(url)).await.expect("connects")
-}
-
-/// Waits until something holds, and says what if it does not.
-async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
-    let started = Instant::now();
-    while !check().await {
-        assert!(started.elapsed() < Duration::from_secs(20), "{what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -252,8 +246,7 @@ async fn wake_ups_come_back_after_a_restart() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     server.crash_and_restart();
     eventually("released", async || guard.release().await.is_ok()).await;
-    let woken = tokio::time::timeout(Duration::from_secs(15), waiting).await;
-    woken.expect("woken, not polled").expect("no panic").expect("acquired");
+    woken(waiting).await;
 }
 
 async fn refused(url: &str) -> syncguard::Error {

@@ -2,13 +2,16 @@
 //! caller's own.
 #![cfg(feature = "redis")]
 
+mod servers;
+
 use std::time::{Duration, Instant};
 
 use redis::cluster::ClusterClientBuilder;
+use servers::{eventually, waiter, woken};
 use syncguard::redis::RedisConfig;
 use syncguard::{
-    Acquire, AcquireRequest, Advice, ErrorCode, Key, LockBackend, LockOptions, Locker,
-    RedisBackend, Release, ReleaseRequest, RetryPolicy, Ttl,
+    Acquire, AcquireRequest, Advice, ErrorCode, Key, LockBackend, RedisBackend, Release,
+    ReleaseRequest, Ttl,
 };
 use test_support::{Certificates, RedisCluster, RedisOptions, RedisSentinel, RedisServer};
 
@@ -34,24 +37,6 @@ async fn cycle(backend: &RedisBackend, name: &str) -> syncguard::Result<u64> {
     Ok(lease.fence().get())
 }
 
-/// Waits until something holds, and says what if it does not.
-async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
-    let started = Instant::now();
-    while !check().await {
-        assert!(started.elapsed() < Duration::from_secs(30), "{what}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
-/// A locker that hears of releases or never.
-fn waiter(backend: RedisBackend) -> Locker<RedisBackend> {
-    let much_later = Duration::from_hours(1);
-    let retry = RetryPolicy { delay: much_later, ..RetryPolicy::default() };
-    let options = LockOptions::default().timeout(Duration::from_secs(30)).retry(retry);
-    let options = options.ride_out_errors(true);
-    Locker::builder(backend).options(options).poll_interval(much_later).build().expect("a runtime")
-}
-
 /// A release in one backend wakes a waiter in another.
 async fn wakes(holder: &RedisBackend, there: &RedisBackend, name: &'static str) {
     let mut guard = waiter(holder.clone()).lock(name).await.expect("free");
@@ -59,8 +44,7 @@ async fn wakes(holder: &RedisBackend, there: &RedisBackend, name: &'static str) 
     let waiting = tokio::spawn(async move { waiter.lock(name).await.map(drop) });
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(guard.release().await.expect("works"), Release::Released);
-    let woken = tokio::time::timeout(Duration::from_secs(10), waiting).await;
-    woken.expect("woken, not polled").expect("no panic").expect("acquired");
+    woken(waiting).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

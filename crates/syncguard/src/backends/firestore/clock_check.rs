@@ -39,6 +39,23 @@ struct State {
     last_warning: Option<Instant>,
 }
 
+/// A time by the clock that is watched, and by one that nobody can move.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment {
+    pub(super) wall: Timestamp,
+    pub(super) steady: Instant,
+}
+
+impl Moment {
+    /// How long after `earlier` this is by the steady clock, and by how much the other one disagrees:
+    /// somebody has moved it, or the machine was asleep.
+    fn since(self, earlier: Self) -> (i64, i64) {
+        let steady = whole(self.steady.saturating_duration_since(earlier.steady));
+        let wall = signed(self.wall).saturating_sub(signed(earlier.wall));
+        (steady, wall.saturating_sub(steady).saturating_abs())
+    }
+}
+
 /// One comparison with the server's clock, in milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
@@ -46,26 +63,29 @@ struct Sample {
     ahead: i64,
     /// Half the time that the comparison took.
     uncertainty: i64,
-    taken: Instant,
-    taken_at: Timestamp,
+    taken: Moment,
 }
 
 impl Sample {
-    /// What it is worth by now: a clock may drift by a millisecond in a second. Time in which the
-    /// machine was asleep counts too, and only the clock itself knows of that.
-    fn uncertainty_at(&self, now: Timestamp) -> i64 {
-        let age = self.taken.elapsed().max(now.since(self.taken_at));
-        self.uncertainty.saturating_add(whole(age) / 1000)
+    /// What it is worth by now: a clock may drift by a millisecond in a second, and it may have been
+    /// moved.
+    fn uncertainty_at(&self, now: Moment) -> i64 {
+        let (age, disagreement) = now.since(self.taken);
+        self.uncertainty.saturating_add(age / 1000).saturating_add(disagreement)
     }
 
     /// The largest error that is possible.
-    fn worst_at(&self, now: Timestamp) -> i64 {
+    fn worst_at(&self, now: Moment) -> i64 {
         self.ahead.saturating_abs().saturating_add(self.uncertainty_at(now))
     }
 }
 
 fn whole(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn signed(time: Timestamp) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
 
 impl ClockCheck {
@@ -79,19 +99,16 @@ impl ClockCheck {
 
     /// Notes that the server's clock showed `server` at some time between `sent` and `received` of
     /// ours.
-    pub(super) fn note(&self, server: Timestamp, sent: Timestamp, received: Timestamp) {
-        let signed = |time: Timestamp| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
-        let middle = signed(sent).midpoint(signed(received));
+    pub(super) fn note(&self, server: Timestamp, sent: Moment, received: Moment) {
+        let (took, disagreement) = received.since(sent);
         let sample = Sample {
-            ahead: middle.saturating_sub(signed(server)),
-            uncertainty: whole(received.since(sent)) / 2 + 1,
-            taken: Instant::now(),
-            taken_at: received,
+            ahead: signed(received.wall).saturating_sub(took / 2).saturating_sub(signed(server)),
+            uncertainty: (took / 2 + 1).saturating_add(disagreement),
+            taken: received,
         };
         let mut state = self.state();
         let is_first = state.known.is_none();
-        // A quick answer tells more than a slow one, unless the two contradict each other: then the
-        // clock was moved.
+        // A quick answer tells more than a slow one, unless the two contradict each other.
         let is_better = state.known.is_none_or(|known| {
             let uncertainty = known.uncertainty_at(received);
             let reach = uncertainty.saturating_add(sample.uncertainty);
@@ -107,7 +124,7 @@ impl ClockCheck {
         }
     }
 
-    fn warn(&self, state: &mut State, now: Timestamp) {
+    fn warn(&self, state: &mut State, now: Moment) {
         const INTERVAL: Duration = Duration::from_mins(1);
         let (Some(limits), Some(known)) = (self.limits, state.known) else { return };
         let is_due = state.last_warning.is_none_or(|last| last.elapsed() >= INTERVAL);
@@ -122,7 +139,7 @@ impl ClockCheck {
     }
 
     /// Refuses to grant by a clock that is off.
-    pub(super) fn approve(&self, now: Timestamp) -> Result<()> {
+    pub(super) fn approve(&self, now: Moment) -> Result<()> {
         let known = self.state().known;
         match (self.limits, known) {
             (Some(limits), Some(known)) if known.worst_at(now) > whole(limits.refuse) => {
@@ -134,7 +151,7 @@ impl ClockCheck {
 
     /// By how much the clock may be off at most, if it was compared, and whether that is worth
     /// telling.
-    pub(super) fn worst(&self, now: Timestamp) -> Option<(Duration, bool)> {
+    pub(super) fn worst(&self, now: Moment) -> Option<(Duration, bool)> {
         let worst = self.state().known?.worst_at(now);
         let limits = self.limits.unwrap_or_default();
         let duration = Duration::from_millis(worst.unsigned_abs());
@@ -146,53 +163,85 @@ impl ClockCheck {
 mod tests {
     use super::*;
 
-    fn at(millis: u64) -> Timestamp {
+    /// Moments of a clock and of a steady one.
+    struct Clocks(Instant);
+
+    impl Clocks {
+        fn new() -> Self {
+            Self(Instant::now())
+        }
+
+        /// Both show the same.
+        fn at(&self, millis: u64) -> Moment {
+            self.at_both(millis, millis)
+        }
+
+        fn at_both(&self, wall: u64, steady: u64) -> Moment {
+            Moment { wall: time(wall), steady: self.0 + Duration::from_millis(steady) }
+        }
+    }
+
+    fn time(millis: u64) -> Timestamp {
         Timestamp::from_millis(1_000_000 + millis)
     }
 
     #[test]
     fn a_clock_that_is_off_in_either_direction_is_refused() {
+        let clocks = Clocks::new();
         let cases = [(1000, true), (1450, true), (550, true), (1550, false), (450, false)];
         for (server, is_fine) in cases {
             let check = ClockCheck::new(Some(Limits::default()));
-            check.approve(at(1000)).expect("not known yet");
-            check.note(at(server), at(1000), at(1010));
-            assert_eq!(check.approve(at(1010)).is_ok(), is_fine, "{server}");
+            check.approve(clocks.at(1000)).expect("not known yet");
+            check.note(time(server), clocks.at(1000), clocks.at(1010));
+            assert_eq!(check.approve(clocks.at(1010)).is_ok(), is_fine, "{server}");
             let off = ClockCheck::new(None);
-            off.note(at(server), at(1000), at(1010));
-            off.approve(at(1010)).expect("it was switched off");
+            off.note(time(server), clocks.at(1000), clocks.at(1010));
+            off.approve(clocks.at(1010)).expect("it was switched off");
         }
     }
 
     #[test]
     fn half_the_round_trip_counts_as_error() {
-        let check = ClockCheck::new(Some(Limits::default()));
-        check.note(at(1600), at(1000), at(2200));
-        assert!(check.approve(at(2200)).is_err());
+        let (clocks, check) = (Clocks::new(), ClockCheck::new(Some(Limits::default())));
+        check.note(time(1600), clocks.at(1000), clocks.at(2200));
+        assert!(check.approve(clocks.at(2200)).is_err());
         // A quick answer settles it; another slow one that agrees changes nothing.
-        check.note(at(3005), at(3000), at(3010));
-        check.approve(at(3010)).expect("known by now");
-        check.note(at(5000), at(4000), at(6000));
-        check.approve(at(6000)).expect("still known");
+        check.note(time(3005), clocks.at(3000), clocks.at(3010));
+        check.approve(clocks.at(3010)).expect("known by now");
+        check.note(time(5000), clocks.at(4000), clocks.at(6000));
+        check.approve(clocks.at(6000)).expect("still known");
     }
 
     #[test]
-    fn a_clock_that_was_moved_is_noticed() {
-        let check = ClockCheck::new(Some(Limits::default()));
-        check.note(at(1005), at(1000), at(1010));
-        check.note(at(2005), at(7000), at(7100));
-        assert!(check.approve(at(7100)).is_err());
-        check.note(at(3005), at(3000), at(3020));
-        check.approve(at(3020)).expect("moved back");
+    fn a_clock_that_was_moved_is_not_trusted_until_it_is_compared() {
+        let (clocks, check) = (Clocks::new(), ClockCheck::new(Some(Limits::default())));
+        check.note(time(1005), clocks.at(1000), clocks.at(1010));
+        check.approve(clocks.at(2000)).expect("it was compared");
+        for wall in [1000, 3000, 60_000] {
+            // It shows another time than it should, a second later.
+            assert!(check.approve(clocks.at_both(wall, 2000)).is_err(), "{wall}");
+        }
+        // Compared again, it is as good as before, or really off.
+        check.note(time(2105), clocks.at_both(2100, 2100), clocks.at_both(2110, 2110));
+        check.approve(clocks.at(2200)).expect("moved back");
+        check.note(time(3005), clocks.at_both(9000, 3000), clocks.at_both(9010, 3010));
+        assert!(check.approve(clocks.at_both(9010, 3010)).is_err());
+    }
+
+    #[test]
+    fn a_clock_that_is_moved_during_a_request_is_not_trusted() {
+        let (clocks, check) = (Clocks::new(), ClockCheck::new(Some(Limits::default())));
+        check.note(time(1005), clocks.at(1000), clocks.at_both(210, 1010));
+        assert!(check.approve(clocks.at_both(210, 1010)).is_err());
     }
 
     #[test]
     fn what_was_known_long_ago_is_worth_little() {
-        let check = ClockCheck::new(Some(Limits::default()));
-        check.note(at(1005), at(1000), at(1010));
-        check.approve(at(400_000)).expect("drifted a little");
-        assert!(check.approve(at(600_000)).is_err());
-        let (worst, is_worth_telling) = check.worst(at(600_000)).expect("known");
+        let (clocks, check) = (Clocks::new(), ClockCheck::new(Some(Limits::default())));
+        check.note(time(1005), clocks.at(1000), clocks.at(1010));
+        check.approve(clocks.at(400_000)).expect("drifted a little");
+        assert!(check.approve(clocks.at(600_000)).is_err());
+        let (worst, is_worth_telling) = check.worst(clocks.at(600_000)).expect("known");
         assert!(is_worth_telling && worst > Duration::from_millis(500));
     }
 }

@@ -226,9 +226,9 @@ impl FirestoreConfig {
 
     /// The names of the documents; refuses what makes no sense.
     pub(super) fn names(&self) -> Result<Names> {
-        let shortest = Duration::from_millis(10);
-        if self.connect_timeout < shortest || self.response_timeout < shortest {
-            return Err(Error::invalid("timeouts must be at least 10 ms"));
+        let possible = Duration::from_millis(10)..=Duration::from_hours(1);
+        if !possible.contains(&self.connect_timeout) || !possible.contains(&self.response_timeout) {
+            return Err(Error::invalid("timeouts must be between 10 ms and an hour"));
         }
         if self.clock_limits.is_some_and(|limits| limits.refuse.is_zero()) {
             return Err(Error::invalid("no clock is never off at all; allow some milliseconds"));

@@ -3,7 +3,7 @@
 
 use std::error::Error as _;
 
-use tonic::{Code, Status};
+use tonic::{Code, Status, TimeoutExpired};
 
 use crate::common::error::{Cause, Error, ErrorCode};
 
@@ -12,14 +12,15 @@ pub(super) fn map(status: &Status) -> Error {
     use ErrorCode::{
         AuthFailed, Internal, InvalidArgument, NetworkTimeout, RateLimited, ServiceUnavailable,
     };
+    // With a source it did not come from the server, but from the way to it, whatever its code.
+    let source = status.source();
+    let is_timeout = source.and_then(|source| source.downcast_ref::<TimeoutExpired>()).is_some();
     let (code, message) = match status.code() {
-        // With a source it did not come from the server, but from the way to it.
-        Code::Unknown | Code::Cancelled | Code::Internal if status.source().is_some() => {
-            (ServiceUnavailable, "the connection to firestore was lost")
-        }
+        _ if is_timeout => (NetworkTimeout, "firestore did not answer in time"),
         Code::Unavailable => {
             (ServiceUnavailable, "firestore cannot be reached, or is not available")
         }
+        _ if source.is_some() => (ServiceUnavailable, "the connection to firestore was lost"),
         Code::Internal => (ServiceUnavailable, "firestore failed inside"),
         Code::Aborted => (ServiceUnavailable, "firestore gave way to another transaction"),
         Code::DeadlineExceeded | Code::Cancelled => {

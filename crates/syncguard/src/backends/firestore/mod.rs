@@ -43,7 +43,7 @@ use crate::contract::wake::WakeUps;
 pub use config::FirestoreConfig;
 use names::Names;
 use record::{Record, Version};
-use requests::{Commit, Requests};
+use requests::{Commit, Conflict, Requests};
 use wake::Waker;
 
 const NAME: &str = "firestore";
@@ -99,6 +99,14 @@ struct Changed {
     now: Timestamp,
 }
 
+/// What came of a change.
+enum Attempt {
+    Done(Changed),
+    Conflict(Conflict),
+    /// The lock is dead.
+    TooLate,
+}
+
 /// The lock of an id, and what must be deleted with it.
 struct Resolved {
     lock: Result<Record, Absence>,
@@ -151,9 +159,12 @@ impl FirestoreBackend {
     fn clean_up(&self, record: Record) {
         let backend = self.clone();
         tokio::spawn(async move {
-            let delete = requests::delete(&record.name, record.version);
-            // Best effort: what is left is left to the next acquire.
-            drop(backend.shared.requests.commit(vec![delete]).await);
+            let requests = &backend.shared.requests;
+            // Best effort: what is left is left to the next acquire. By a clock that is off, what
+            // looks dead may be alive.
+            if requests.approve_clock().await.is_ok() {
+                drop(requests.commit(vec![deletion(&record)]).await);
+            }
         });
     }
 }
@@ -256,22 +267,36 @@ impl FirestoreBackend {
     async fn try_acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
         let (requests, key) = (&self.shared.requests, request.key());
         let [lock, counter] = self.shared.names.documents(key)?;
+        let mut refused = None;
         for round in 0..ROUNDS {
             pause(round).await;
             let [found, number] = requests.read([&lock, &counter]).await?;
-            let now = requests.now();
             let found = found.map(Record::read).transpose()?;
-            if let Some(outcome) = found.as_ref().and_then(|found| refusal(found, request, now)) {
-                return Ok(outcome);
+            if let Some(outcome) = self.refusal(found.as_ref(), request) {
+                // Our own record, dead by now, of a commit that was answered with a conflict.
+                let is_late = round > 0 && matches!(outcome, Acquire::Spent);
+                let late = Acquire::Contended { free_in: Some(Duration::ZERO) };
+                return Ok(if is_late { late } else { outcome });
             }
             let fence = Fence::after(record::read_counter(number.as_ref())?)?;
             requests.approve_clock().await?;
+            // It may have been mended meanwhile, and then the lock may be alive.
+            if let Some(outcome) = self.refusal(found.as_ref(), request) {
+                return Ok(outcome);
+            }
+            let versions =
+                [number.and_then(|number| number.update_time), found.map(|found| found.version)];
+            if let Some((before, error)) = refused.take()
+                && before == versions
+            {
+                return Err(error);
+            }
+            let now = requests.now();
             let expires_at = now.expiry(request.ttl());
             let taken = StoredLock::new(key.clone(), request.lock_id(), fence, now, expires_at);
-            let count = record::counter_fields(fence, key);
             let writes = vec![
-                requests::set(&counter, count, number.and_then(|number| number.update_time)),
-                requests::set(&lock, record::lock_fields(&taken), found.map(|found| found.version)),
+                requests::set(&counter, record::counter_fields(fence, key), versions[0]),
+                requests::set(&lock, record::lock_fields(&taken), versions[1]),
             ];
             match requests.commit(writes).await {
                 Ok(Commit::Done(versions)) => {
@@ -279,7 +304,9 @@ impl FirestoreBackend {
                     let version = versions.into_iter().next_back().flatten();
                     return Ok(granted(fence, expires_at, request.lock_id(), lock, version));
                 }
-                Ok(Commit::Conflict) => {}
+                Ok(Commit::Conflict(conflict)) => {
+                    refused = (!conflict.is_race).then_some((versions, conflict.error));
+                }
                 Err(error) if error.may_have_taken_effect() => {
                     return self.look_again(request, &lock).await.ok_or(error);
                 }
@@ -295,8 +322,25 @@ impl FirestoreBackend {
     async fn look_again(&self, request: &AcquireRequest, lock: &str) -> Option<Acquire> {
         let [found] = self.shared.requests.read([lock]).await.ok()?;
         let found = Record::read(found?).ok()?;
-        let is_ours = found.lock.lock_id == request.lock_id();
-        is_ours.then(|| refusal(&found, request, self.shared.requests.now())).flatten()
+        let outcome = self.refusal(Some(&found), request);
+        outcome.filter(|outcome| matches!(outcome, Acquire::Acquired(_)))
+    }
+
+    /// What a record says to an acquire; `None` when the lock is free.
+    fn refusal(&self, found: Option<&Record>, request: &AcquireRequest) -> Option<Acquire> {
+        let Record { name, version, lock } = found?;
+        let now = self.shared.requests.now();
+        match (lock.lock_id == request.lock_id(), is_live(lock.expires_at, now)) {
+            (true, true) => {
+                let (name, version) = (name.clone(), Some(*version));
+                Some(granted(lock.token, lock.expires_at, lock.lock_id, name, version))
+            }
+            (true, false) => Some(Acquire::Spent),
+            (false, true) => {
+                Some(Acquire::Contended { free_in: Some(lock.expires_at.dead_in(now)) })
+            }
+            (false, false) => None,
+        }
     }
 
     /// Changes the lock that an id holds, whatever others do meanwhile.
@@ -306,68 +350,78 @@ impl FirestoreBackend {
         hint: &Hint,
         change: Change,
     ) -> Result<Result<Changed, Absence>> {
-        let requests = &self.shared.requests;
-        if let Some(held) = hint.receipt.as_ref().and_then(Receipt::get::<Held>) {
-            let is_usable = held.lock_id == lock_id && is_live(held.expires_at, requests.now());
-            if is_usable {
-                let changed = self.commit(lock_id, &held.document, held.version, &[], change);
-                if let Some(changed) = changed.await? {
-                    return Ok(Ok(changed));
-                }
-                // It is not what the guard remembers.
+        let held = hint.receipt.as_ref().and_then(Receipt::get::<Held>);
+        let is_ours =
+            |held: &&Held| held.lock_id == lock_id && self.shared.names.is_lock(&held.document);
+        if let Some(held) = held.filter(is_ours) {
+            let place = (held.document.as_str(), held.version, held.expires_at);
+            if let Attempt::Done(changed) = self.commit(lock_id, place, &[], change).await? {
+                return Ok(Ok(changed));
             }
+            // It is not what the guard remembers.
         }
+        let mut refused = None;
         for round in 0..ROUNDS {
             pause(round).await;
             let Resolved { lock, debris } = self.resolve(lock_id, hint).await?;
-            match lock {
-                Ok(record) => {
-                    let changed =
-                        self.commit(lock_id, &record.name, record.version, &debris, change);
-                    if let Some(changed) = changed.await? {
-                        return Ok(Ok(changed));
-                    }
-                }
+            let record = match lock {
+                Ok(record) => record,
                 Err(absence) => {
                     if !debris.is_empty() {
+                        let deletions = debris.iter().map(deletion).collect();
                         // What cannot be deleted now is found again.
-                        drop(requests.commit(debris.iter().map(deletion).collect()).await);
+                        drop(self.shared.requests.commit(deletions).await);
                     }
                     return Ok(Err(absence));
                 }
+            };
+            if let Some((before, error)) = refused.take()
+                && before == record.version
+            {
+                return Err(error);
+            }
+            let place = (record.name.as_str(), record.version, record.lock.expires_at);
+            match self.commit(lock_id, place, &debris, change).await? {
+                Attempt::Done(changed) => return Ok(Ok(changed)),
+                Attempt::Conflict(conflict) if !conflict.is_race && debris.is_empty() => {
+                    refused = Some((record.version, conflict.error));
+                }
+                Attempt::Conflict(_) | Attempt::TooLate => {}
             }
         }
         Err(error::conflict())
     }
 
-    /// Makes a change in one commit; `None` when the document is not that version any more.
+    /// Makes a change in one commit, if the lock is still alive.
     async fn commit(
         &self,
         lock_id: LockId,
-        document: &str,
-        version: Version,
+        (document, version, expires_at): (&str, Version, Timestamp),
         debris: &[Record],
         change: Change,
-    ) -> Result<Option<Changed>> {
+    ) -> Result<Attempt> {
         let requests = &self.shared.requests;
         if matches!(change, Change::Extend(_)) {
             requests.approve_clock().await?;
         }
         let now = requests.now();
+        if !is_live(expires_at, now) {
+            return Ok(Attempt::TooLate);
+        }
         let mut writes: Vec<api::Write> = debris.iter().map(deletion).collect();
         writes.push(change.write(document, version, now));
         let changed = |version| Changed { document: document.to_owned(), version, now };
         match requests.commit(writes).await {
             Ok(Commit::Done(versions)) => {
-                Ok(Some(changed(versions.into_iter().next_back().flatten())))
+                Ok(Attempt::Done(changed(versions.into_iter().next_back().flatten())))
             }
-            Ok(Commit::Conflict) => Ok(None),
+            Ok(Commit::Conflict(conflict)) => Ok(Attempt::Conflict(conflict)),
             Err(error) if error.may_have_taken_effect() => {
                 // The answer was lost; what is there tells whether it happened.
                 let Ok([found]) = requests.read([document]).await else { return Err(error) };
                 match found.map(Record::read).transpose() {
                     Ok(found) if change.is_seen_in(found.as_ref(), lock_id, now) => {
-                        Ok(Some(changed(found.map(|found| found.version))))
+                        Ok(Attempt::Done(changed(found.map(|found| found.version))))
                     }
                     _ => Err(error),
                 }
@@ -383,10 +437,12 @@ impl FirestoreBackend {
             let [found] = self.shared.requests.read([&lock]).await?;
             // What makes no sense there is not ours, unless the id says so.
             let found = found.and_then(|found| Record::read(found).ok());
-            if let Some(record) = found.filter(|record| record.lock.lock_id == lock_id) {
+            let is_ours = |record: &Record| {
                 let is_live = is_live(record.lock.expires_at, self.shared.requests.now());
-                let lock = if is_live { Ok(record) } else { Err(Absence::Expired) };
-                return Ok(Resolved { lock, debris: Vec::new() });
+                record.lock.lock_id == lock_id && is_live
+            };
+            if let Some(record) = found.filter(is_ours) {
+                return Ok(Resolved { lock: Ok(record), debris: Vec::new() });
             }
         }
         let found = self.find(lock_id).await?;
@@ -430,20 +486,6 @@ impl Change {
 
 fn deletion(record: &Record) -> api::Write {
     requests::delete(&record.name, record.version)
-}
-
-/// What a record says to an acquire; `None` when the lock is free.
-fn refusal(found: &Record, request: &AcquireRequest, now: Timestamp) -> Option<Acquire> {
-    let lock = &found.lock;
-    match (lock.lock_id == request.lock_id(), is_live(lock.expires_at, now)) {
-        (true, true) => {
-            let (name, version) = (found.name.clone(), Some(found.version));
-            Some(granted(lock.token, lock.expires_at, lock.lock_id, name, version))
-        }
-        (true, false) => Some(Acquire::Spent),
-        (false, true) => Some(Acquire::Contended { free_in: Some(lock.expires_at.dead_in(now)) }),
-        (false, false) => None,
-    }
 }
 
 fn granted(

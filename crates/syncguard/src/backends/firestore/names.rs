@@ -73,6 +73,12 @@ impl Names {
         &self.locks
     }
 
+    /// Whether a document is in the collection of locks.
+    pub(super) fn is_lock(&self, document: &str) -> bool {
+        let id = document.strip_prefix(&format!("{}/{}/", self.root(), self.locks));
+        id.is_some_and(|id| !is_no_id(id))
+    }
+
     /// The collections, for people.
     pub(super) fn collections(&self) -> [&str; 2] {
         [&self.locks, &self.fences]

@@ -17,7 +17,6 @@ use api::value::ValueType;
 pub(super) type Version = prost_types::Timestamp;
 
 /// A lock in its document.
-#[derive(Clone)]
 pub(super) struct Record {
     /// The document.
     pub(super) name: String,

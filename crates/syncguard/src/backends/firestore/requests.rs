@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use google_cloud_auth::credentials::{Builder, CacheableResource, Credentials};
 use googleapis_tonic_google_firestore_v1::google::firestore::v1 as api;
 use tonic::codegen::http;
 use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 use tonic::transport::{ClientTlsConfig, Endpoint};
-use tonic::{Request, Status, Streaming};
+use tonic::{Code, Request, Status, Streaming};
 
-use super::clock_check::ClockCheck;
+use super::clock_check::{ClockCheck, Moment};
 use super::config::{FirestoreConfig, Transport, boxed};
 use super::error;
 use super::names::Names;
@@ -49,8 +49,16 @@ pub(super) struct Requests {
 pub(super) enum Commit {
     /// It happened; the new versions of the documents.
     Done(Vec<Option<Version>>),
-    /// A document was not what the write demanded; nothing happened.
-    Conflict,
+    /// A document was not what the write demanded, or somebody else was writing; nothing happened.
+    Conflict(Conflict),
+}
+
+/// Why a write was refused.
+pub(super) struct Conflict {
+    /// It is if no document has changed.
+    pub(super) error: Error,
+    /// Another write was under way: nothing need have changed.
+    pub(super) is_race: bool,
 }
 
 impl Requests {
@@ -108,7 +116,7 @@ impl Requests {
         let mut answered = 0;
         let reading = async {
             let (mut client, request) = (self.client.clone(), self.request(request).await?);
-            let sent = self.clock.now();
+            let sent = self.moment();
             let mut answers = client.batch_get_documents(request).await?.into_inner();
             while let Some(answer) = answers.message().await? {
                 if answered == 0 {
@@ -116,9 +124,10 @@ impl Requests {
                 }
                 match answer.result {
                     Some(Found::Found(document)) => {
-                        if let Some(place) = names.iter().position(|name| *name == document.name) {
-                            documents[place] = Some(document);
-                        }
+                        // One that was not asked for must not be taken for one that is missing.
+                        let place = names.iter().position(|name| *name == document.name);
+                        let place = place.ok_or_else(|| Failure::Ours(error::nonsense()))?;
+                        documents[place] = Some(document);
                         answered += 1;
                     }
                     Some(Found::Missing(_)) => answered += 1,
@@ -143,16 +152,16 @@ impl Requests {
     /// Refuses to grant by a clock that is off. What is known of it may be old, so it is asked again
     /// before that.
     pub(super) async fn approve_clock(&self) -> Result<()> {
-        if self.clock_check.approve(self.now()).is_ok() {
+        if self.clock_check.approve(self.moment()).is_ok() {
             return Ok(());
         }
         self.touch().await?;
-        self.clock_check.approve(self.now())
+        self.clock_check.approve(self.moment())
     }
 
     /// By how much the clock may be off at most, if that is worth telling.
     pub(super) fn clock_error(&self) -> Option<Duration> {
-        let (worst, is_worth_telling) = self.clock_check.worst(self.now())?;
+        let (worst, is_worth_telling) = self.clock_check.worst(self.moment())?;
         is_worth_telling.then_some(worst)
     }
 
@@ -180,7 +189,7 @@ impl Requests {
         let mut documents = Vec::new();
         let asking = async {
             let (mut client, request) = (self.client.clone(), self.request(request).await?);
-            let sent = self.clock.now();
+            let sent = self.moment();
             let mut answers = client.run_query(request).await?.into_inner();
             let mut is_first = true;
             while let Some(answer) = answers.message().await? {
@@ -219,7 +228,7 @@ impl Requests {
             api::CommitRequest { database: self.names.database(), writes, ..Default::default() };
         let committing = async {
             let request = self.request(request).await?;
-            let sent = self.clock.now();
+            let sent = self.moment();
             match self.client.clone().commit(request).await {
                 Ok(answer) => {
                     let answer = answer.into_inner();
@@ -227,7 +236,10 @@ impl Requests {
                     let versions = answer.write_results.into_iter();
                     Ok(Commit::Done(versions.map(|result| result.update_time).collect()))
                 }
-                Err(status) if error::is_conflict(&status) => Ok(Commit::Conflict),
+                Err(status) if error::is_conflict(&status) => {
+                    let is_race = status.code() == Code::Aborted;
+                    Ok(Commit::Conflict(Conflict { error: error::map(&status), is_race }))
+                }
                 Err(status) => Err(status.into()),
             }
         };
@@ -306,8 +318,12 @@ impl Requests {
         }
     }
 
-    fn note_time(&self, server: Option<prost_types::Timestamp>, sent: Timestamp) {
-        let received = self.clock.now();
+    fn moment(&self) -> Moment {
+        Moment { wall: self.clock.now(), steady: Instant::now() }
+    }
+
+    fn note_time(&self, server: Option<prost_types::Timestamp>, sent: Moment) {
+        let received = self.moment();
         let server = server.and_then(|time| {
             let seconds = u64::try_from(time.seconds).ok()?;
             let millis = u64::try_from(time.nanos).ok()? / 1_000_000;
@@ -332,7 +348,8 @@ impl From<Status> for Failure {
 }
 
 fn open(emulator: Option<&str>, connect_timeout: Duration) -> Result<Transport> {
-    const PING_INTERVAL: Duration = Duration::from_secs(10);
+    const PING_INTERVAL: Duration = Duration::from_secs(30);
+    const PING_TIMEOUT: Duration = Duration::from_secs(10);
     let address = match emulator {
         Some(host) => format!("http://{host}"),
         None => "https://firestore.googleapis.com".to_owned(),
@@ -350,7 +367,7 @@ fn open(emulator: Option<&str>, connect_timeout: Duration) -> Result<Transport> 
         .connect_timeout(connect_timeout)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(connect_timeout)
+        .keep_alive_timeout(PING_TIMEOUT)
         .connect_lazy();
     Ok(boxed(channel))
 }

@@ -39,6 +39,7 @@ impl Waker {
             targets: HashMap::new(),
             last_id: 0,
             stream: None,
+            has_warned: false,
         };
         tokio::spawn(listener.serve(orders));
         Self { desk, patience }
@@ -59,6 +60,7 @@ struct Listener {
     targets: HashMap<String, Target>,
     last_id: i32,
     stream: Option<Stream>,
+    has_warned: bool,
 }
 
 /// A document that is watched.
@@ -86,15 +88,13 @@ impl Listener {
                 order = orders.recv() => match order {
                     None => return,
                     Some(Order::Subscribe { key, confirmed }) => self.watch(&key, confirmed),
-                    Some(Order::Idle { key }) => self.leave(&key),
+                    Some(Order::Idle { key }) => {
+                        self.leave(&key);
+                        self.note_working();
+                    }
                 },
                 news = next(&mut self.stream) => match news {
-                    Some(news) if self.hear(&news) => {
-                        if self.targets.values().all(|target| target.is_current) {
-                            failures = 0;
-                            self.hub.set_working(true);
-                        }
-                    }
+                    Some(news) if self.hear(&news) => failures = 0,
                     _ => {
                         failures += 1;
                         reopen_at = Instant::now() + reconnect_delay(failures);
@@ -192,8 +192,13 @@ impl Listener {
             Some(News::DocumentRemove(gone)) => self.wake(&gone.document),
             Some(News::Filter(filter)) => self.wake_target(filter.target_id),
             Some(News::TargetChange(change)) => match change.target_change_type() {
-                TargetChangeType::Current => self.note_current(&change.target_ids),
-                TargetChangeType::Remove if change.cause.is_some() => return false,
+                TargetChangeType::Current => {
+                    self.note_current(&change.target_ids);
+                    self.note_working();
+                }
+                TargetChangeType::Remove if change.cause.is_some() => {
+                    return self.give_up(&change.target_ids);
+                }
                 _ => {}
             },
             _ => {}
@@ -211,6 +216,28 @@ impl Listener {
     fn wake(&self, name: &str) {
         if let Some(target) = self.targets.get(name) {
             self.hub.wake(&target.key);
+        }
+    }
+
+    /// The server does not tell of these: who waits for them polls. None named is all.
+    fn give_up(&mut self, ids: &[i32]) -> bool {
+        if !self.has_warned {
+            self.has_warned = true;
+            tracing::warn!("firestore does not tell of some locks; who waits for them polls");
+        }
+        for target in self.targets.values_mut().filter(|target| ids.contains(&target.id)) {
+            for confirmed in target.waiting.drain(..) {
+                confirmed.send(false).unwrap_or_default();
+            }
+        }
+        self.targets.retain(|_, target| !ids.contains(&target.id));
+        !ids.is_empty()
+    }
+
+    /// Wake-ups work when all that is watched is current.
+    fn note_working(&self) {
+        if self.stream.is_some() && self.targets.values().all(|target| target.is_current) {
+            self.hub.set_working(true);
         }
     }
 

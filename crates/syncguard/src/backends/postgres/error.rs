@@ -101,6 +101,24 @@ pub(super) fn is_refused_setting(error: &tokio_postgres::Error) -> bool {
     error.code() == Some(&SqlState::PROTOCOL_VIOLATION)
 }
 
+/// Whether the server does not know a setting that a session was to begin with.
+pub(super) fn is_unknown_setting(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::UNDEFINED_OBJECT)
+}
+
+/// A setting is not known there.
+pub(super) fn unknown_setting() -> Error {
+    Error::invalid(
+        "postgres does not know a setting: it is too old, 12 is the oldest that works, or the URL's \
+         options name one that there is not",
+    )
+}
+
+/// The server lacks what the statements need.
+pub(super) fn too_old() -> Error {
+    Error::invalid("this postgres is too old; 12 is the oldest that works")
+}
+
 /// No answer came in time.
 pub(super) fn timeout() -> Error {
     Error::new(ErrorCode::NetworkTimeout, "postgres did not answer in time")
@@ -120,6 +138,12 @@ pub(super) fn no_connection() -> Error {
 /// A row that is not one of ours; nothing was changed.
 pub(super) fn foreign() -> Error {
     Error::new(ErrorCode::Internal, "foreign data is stored where the lock belongs")
+        .without_effect()
+}
+
+/// A counter that is not one of ours; nothing was changed.
+pub(super) fn foreign_counter() -> Error {
+    Error::new(ErrorCode::Internal, "foreign data is stored where the fence counter belongs")
         .without_effect()
 }
 

@@ -301,8 +301,11 @@ impl PostgresBackend {
             let absence = if column(row, 3)? { Absence::NotFound } else { Absence::Expired };
             return Ok(Release::NotHeld(absence));
         }
-        if column(row, 1)? {
-            self.tell(&Key::new(column::<&str>(row, 0)?).map_err(|_cause| error::foreign())?);
+        // A key that makes no sense has nobody who waits for it.
+        if column(row, 1)?
+            && let Ok(key) = Key::new(column::<&str>(row, 0)?)
+        {
+            self.tell(&key);
         }
         Ok(Release::Released)
     }
@@ -362,7 +365,7 @@ fn outcome(rows: &[Row], request: &AcquireRequest) -> Result<Option<Acquire>> {
         }
     }
     let counter = column::<Option<i64>>(row, 6)?.unwrap_or(0);
-    Fence::after(u64::try_from(counter).map_err(|_cause| error::foreign())?)?;
+    Fence::after(u64::try_from(counter).map_err(|_cause| error::foreign_counter())?)?;
     Ok(None)
 }
 

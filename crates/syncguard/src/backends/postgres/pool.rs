@@ -53,6 +53,9 @@ impl Connector {
         let connected = match tokio::time::timeout(self.config.connect_timeout, connecting).await {
             Ok(Ok(connected)) => connected,
             Ok(Err(cause)) if !is_pooled && error::is_refused_setting(&cause) => return Ok(None),
+            Ok(Err(cause)) if !is_pooled && error::is_unknown_setting(&cause) => {
+                return Err(error::unknown_setting());
+            }
             Ok(Err(cause)) => return Err(error::map(&cause).without_effect()),
             Err(_elapsed) => return Err(error::timeout().without_effect()),
         };
@@ -61,16 +64,15 @@ impl Connector {
     }
 }
 
-/// The statements need `MATERIALIZED`, which is new in 12.
+/// The statements need `MATERIALIZED`, and sessions `plan_cache_mode`, which are new in 12.
+const OLDEST: u32 = 12;
+
 fn refuse_an_old_server(version: Option<&str>) -> Result<()> {
-    const OLDEST: u32 = 12;
     let major = version.and_then(|version| {
         version.split(|letter: char| !letter.is_ascii_digit()).next()?.parse::<u32>().ok()
     });
     match major {
-        Some(major) if major < OLDEST => Err(Error::invalid(format!(
-            "this postgres is too old; {OLDEST} is the oldest that works"
-        ))),
+        Some(major) if major < OLDEST => Err(error::too_old()),
         _ => Ok(()),
     }
 }
@@ -242,21 +244,20 @@ impl Pool {
         let mut driver = Some(Box::pin(driver));
         let patience = self.response_timeout;
         let preparing = async {
-            let prepared = if self.is_pooled() {
-                Ok(Vec::new())
-            } else {
-                let all = self.statements.all().into_iter();
-                try_join_all(all.map(|sql| client.prepare_typed(&sql.text, sql.types))).await
-            };
-            // The tables or a right may be missing; whoever needs them is told.
-            let prepared = match prepared {
-                Err(cause) if cause.code().is_some() => Vec::new(),
-                prepared => prepared?,
-            };
-            if !self.is_pooled() {
-                client.batch_execute(transaction::KEEP_GRANTS).await?;
+            if !self.is_pooled() && client.query_typed(transaction::IS_OURS, &[]).await?.is_empty()
+            {
+                self.note_pooler();
             }
-            Ok::<_, tokio_postgres::Error>(prepared)
+            if self.is_pooled() {
+                return Ok(Vec::new());
+            }
+            client.batch_execute(transaction::KEEP_GRANTS).await?;
+            let all = self.statements.all().into_iter();
+            match try_join_all(all.map(|sql| client.prepare_typed(&sql.text, sql.types))).await {
+                // The tables or a right may be missing; whoever needs them is told.
+                Err(cause) if cause.code().is_some() => Ok(Vec::new()),
+                prepared => prepared,
+            }
         };
         match tokio::time::timeout(patience, drive(driver.as_mut(), preparing)).await {
             Ok(Some(Ok(prepared))) => {

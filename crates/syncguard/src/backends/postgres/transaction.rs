@@ -17,12 +17,19 @@ pub(super) type Step<'a> = (&'a Sql, &'a [Parameter<'a>]);
 macro_rules! keep_grants {
     ($is_local:literal) => {
         concat!(
-            "SELECT set_config('synchronous_commit', 'on', ",
+            "SELECT set_config('synchronous_commit', CASE \
+             WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on' \
+             ELSE current_setting('synchronous_commit') END, ",
             $is_local,
-            ") WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+            ")"
         )
     };
 }
+
+/// Whether a session began with the settings that it was to begin with. A pooler may have let them
+/// pass and forgotten them.
+pub(super) const IS_OURS: &str =
+    "SELECT FROM (SELECT) AS one WHERE current_setting('plan_cache_mode') = 'force_generic_plan'";
 
 /// For a session of our own.
 pub(super) const KEEP_GRANTS: &str = keep_grants!(false);

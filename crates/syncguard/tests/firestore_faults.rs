@@ -47,6 +47,8 @@ enum Trouble {
     Lost(Code),
     /// The same, when a lock that was taken for a moment is dead.
     Late(Code),
+    /// The same, and the next read is refused.
+    LostAndLast(Code),
 }
 
 /// Which request has trouble, what kind, and how often.
@@ -108,11 +110,16 @@ impl Service<http::Request<Body>> for Channels {
         if let Some(Trouble::Refused(code)) = trouble {
             return Box::pin(async move { Err(Status::new(code, "canary")) });
         }
+        if let Some(Trouble::LostAndLast(_)) = trouble {
+            self.have("BatchGetDocuments", Trouble::Refused(Code::Unavailable), 1);
+        }
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await.map_err(|cause| Status::from_error(cause.into()))?;
             match trouble {
-                Some(Trouble::Lost(code)) => Err(Status::new(code, "canary")),
+                Some(Trouble::Lost(code) | Trouble::LostAndLast(code)) => {
+                    Err(Status::new(code, "canary"))
+                }
                 Some(Trouble::Late(code)) => {
                     tokio::time::sleep(Duration::from_millis(1200)).await;
                     Err(Status::new(code, "canary"))
@@ -333,6 +340,11 @@ async fn an_answer_that_cannot_be_found_stays_unknown() {
     let outcome = backend.acquire(&request).await.expect("works");
     assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
     assert!(matches!(backend.acquire(&request).await.expect("works"), Acquire::Spent));
+    // A conflict that was none, and nobody can look.
+    channels.have("Commit", Trouble::LostAndLast(Code::Aborted), 1);
+    let error = backend.acquire(&self::request("then")).await.expect_err("nobody knows");
+    assert!(error.may_have_taken_effect(), "{error:?}");
+    assert!(backend.is_locked(&key("then")).await.expect("works"), "it had happened");
     // The look fails too.
     let (held, lease) = grant(&backend, "held").await;
     let hint = Hint::key(key("held")).with_receipt(lease.receipt().cloned());

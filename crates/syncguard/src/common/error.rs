@@ -177,6 +177,13 @@ impl Error {
         self
     }
 
+    /// States that the store may have been changed, by something that was sent before this failed.
+    #[cfg(feature = "firestore")]
+    pub(crate) fn after_effect(mut self) -> Self {
+        self.0.may_have_taken_effect = true;
+        self
+    }
+
     /// What kind of trouble this is.
     #[must_use]
     pub fn code(&self) -> ErrorCode {

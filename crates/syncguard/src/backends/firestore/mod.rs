@@ -270,7 +270,10 @@ impl FirestoreBackend {
         let mut refused = None;
         for round in 0..ROUNDS {
             pause(round).await;
-            let [found, number] = requests.read([&lock, &counter]).await?;
+            let read = requests.read([&lock, &counter]).await;
+            // A conflict is no proof that a commit did not happen.
+            let [found, number] =
+                read.map_err(|error| if round > 0 { error.after_effect() } else { error })?;
             let found = found.map(Record::read).transpose()?;
             if let Some(outcome) = self.refusal(found.as_ref(), request) {
                 // Our own record, dead by now, of a commit that was answered with a conflict.
@@ -314,7 +317,8 @@ impl FirestoreBackend {
             }
         }
         // Others were faster each time: so it is theirs.
-        Ok(Acquire::Contended { free_in: None })
+        let looked = self.look_again(request, &lock).await;
+        Ok(looked.unwrap_or(Acquire::Contended { free_in: None }))
     }
 
     /// The answer to an acquire was lost; what is there tells whether it was granted. If not, it may

@@ -1,11 +1,13 @@
 //! `cargo xtask mutants`: bugs planted in the library's source, one after the other, in a copy of
 //! the tree. A bug that no test catches is a hole in the tests.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::shell::{Outcome, root};
+use crate::shell::{Outcome, cargo, root, step};
+use crate::test::{REQUIRE_SERVERS, install_servers};
 
 /// A deliberate bug: in this file of the library, this text becomes that, and a test file that
 /// must fail.
@@ -17,7 +19,7 @@ struct Mutant {
     caught_by: &'static str,
 }
 
-const MUTANTS: [Mutant; 16] = [
+const MUTANTS: [Mutant; 23] = [
     Mutant {
         name: "ownership is not checked",
         file: "backends/memory/mod.rs",
@@ -130,6 +132,67 @@ const MUTANTS: [Mutant; 16] = [
         mutated: "write!(f, \"Key({})\", self.0)",
         caught_by: "canary",
     },
+    Mutant {
+        name: "postgres: an old snapshot counts",
+        file: "backends/postgres/sql/take.sql",
+        original: "WHERE f.fence = (SELECT fence FROM {fences} WHERE fence_key = 'fence:' || $1)",
+        mutated: "WHERE true",
+        caught_by: "postgres_faults",
+    },
+    Mutant {
+        name: "postgres: the turn is not tried",
+        file: "backends/postgres/sql/take.sql",
+        original: "ELSE pg_try_advisory_xact_lock(hashtext($1)) END",
+        mutated: "ELSE true END",
+        caught_by: "postgres_faults",
+    },
+    Mutant {
+        name: "firestore: writes demand nothing",
+        file: "backends/firestore/requests.rs",
+        original: "current_document: Some(api::Precondition { condition_type: Some(condition) }),",
+        mutated: "current_document: { drop(condition); None },",
+        caught_by: "firestore_wire",
+    },
+    Mutant {
+        name: "firestore: any receipt opens any lock",
+        file: "backends/firestore/mod.rs",
+        original: "held.lock_id == lock_id && self",
+        mutated: "self",
+        caught_by: "firestore_faults",
+    },
+    Mutant {
+        name: "firestore: a clock that is off cleans up",
+        file: "backends/firestore/mod.rs",
+        original: "if requests.approve_clock().await.is_ok() {",
+        mutated: "if true {",
+        caught_by: "firestore_faults",
+    },
+    Mutant {
+        name: "firestore: a release wakes nobody",
+        file: "backends/firestore/wake.rs",
+        original: "Some(News::DocumentDelete(gone)) => self.wake(&gone.document),",
+        mutated: "Some(News::DocumentDelete(_)) => {}",
+        caught_by: "firestore_faults",
+    },
+    Mutant {
+        name: "firestore: a lost answer is not looked for",
+        file: "backends/firestore/mod.rs",
+        original: "return self.look_again(request, &lock).await.ok_or(error);",
+        mutated: "return Err(error);",
+        caught_by: "firestore_faults",
+    },
+];
+
+/// The test files that catch them.
+const TESTS: [&str; 8] = [
+    "memory",
+    "renewal",
+    "waiting",
+    "guards",
+    "canary",
+    "postgres_faults",
+    "firestore_wire",
+    "firestore_faults",
 ];
 
 /// Plants every bug in turn; answers which were not caught.
@@ -137,9 +200,13 @@ pub(crate) fn run() -> Outcome {
     let home = root().join("target/mutants");
     let tree = home.join("tree");
     copy_the_tree(&tree)?;
+    let programs = install_servers(&["postgres", "firestore"])?;
+    let mut build = cargo(&["test", "--no-run", "--package", "syncguard", "--all-features"]);
+    build.current_dir(&tree).env("CARGO_TARGET_DIR", home.join("build"));
+    step("building", &mut build)?;
     println!("== without a bug: every test must pass");
-    for test in ["memory", "renewal", "waiting", "guards", "canary"] {
-        if !passes(&home, &tree, test)? {
+    for test in TESTS {
+        if !passes(&home, &tree, &programs, test)? {
             return Err(format!("the tests of {test} fail without any bug"));
         }
     }
@@ -153,8 +220,8 @@ pub(crate) fn run() -> Outcome {
         }
         let write = |text: &str| fs::write(&path, text).map_err(|cause| cause.to_string());
         write(&source.replacen(mutant.original, mutant.mutated, 1))?;
-        let compiles = succeeds(&home, &tree, mutant.caught_by, &["--no-run"])?;
-        let survived = !compiles || passes(&home, &tree, mutant.caught_by)?;
+        let compiles = succeeds(&home, &tree, &programs, mutant.caught_by, &["--no-run"])?;
+        let survived = !compiles || passes(&home, &tree, &programs, mutant.caught_by)?;
         write(&source)?;
         println!("{:44} {}", mutant.name, if survived { "SURVIVED" } else { "caught" });
         if survived {
@@ -191,17 +258,19 @@ fn copy_the_tree(to: &Path) -> Outcome {
 
 /// Whether a test file of the library passes in the copy. A bug that hangs is caught too; one that
 /// does not compile is no bug.
-fn passes(home: &Path, tree: &Path, test: &str) -> Outcome<bool> {
-    succeeds(home, tree, test, &[])
+fn passes(home: &Path, tree: &Path, path: &OsStr, test: &str) -> Outcome<bool> {
+    succeeds(home, tree, path, test, &[])
 }
 
-fn succeeds(home: &Path, tree: &Path, test: &str, more: &[&str]) -> Outcome<bool> {
+fn succeeds(home: &Path, tree: &Path, path: &OsStr, test: &str, more: &[&str]) -> Outcome<bool> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new("timeout")
-        .arg("120")
+        .arg("180")
         .arg(cargo)
         .current_dir(tree)
         .env("CARGO_TARGET_DIR", home.join("build"))
+        .env("PATH", path)
+        .env(REQUIRE_SERVERS, "1")
         .args(["test", "--quiet", "--package", "syncguard", "--all-features", "--test", test])
         .args(more)
         .stdout(Stdio::null())

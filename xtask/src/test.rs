@@ -15,7 +15,7 @@ const FEATURES: [&str; 8] =
 const BACKENDS: [&str; 5] = ["firestore", "memory", "postgres", "redis", "sqlite"];
 
 /// Makes a missing server a failure instead of a visible skip.
-const REQUIRE_SERVERS: &str = "SYNCGUARD_REQUIRE_SERVERS";
+pub(crate) const REQUIRE_SERVERS: &str = "SYNCGUARD_REQUIRE_SERVERS";
 
 /// Checks and tests everything, or the tests of the named backends alone.
 pub(crate) fn run(backends: &[String]) -> Outcome {
@@ -38,7 +38,7 @@ pub(crate) fn run(backends: &[String]) -> Outcome {
 }
 
 /// Installs what the tests of these backends start by themselves; the path on which they find it.
-fn install_servers(backends: &[&str]) -> Outcome<OsString> {
+pub(crate) fn install_servers(backends: &[&str]) -> Outcome<OsString> {
     if backends.contains(&"redis") {
         tools::from_debian("redis-server", "redis-server")?;
     }

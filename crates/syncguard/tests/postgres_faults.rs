@@ -11,8 +11,8 @@ use servers::{eventually, waiter, woken};
 use syncguard::postgres::tokio_postgres::{self, Client, NoTls};
 use syncguard::postgres::{FencedTable, PostgresConfig};
 use syncguard::{
-    Acquire, AcquireRequest, Advice, ErrorCode, Key, LockBackend, LockOptions, Locker, LostReason,
-    PostgresBackend, Release, ReleaseRequest, Ttl,
+    Acquire, AcquireRequest, Advice, ErrorCode, Extend, ExtendRequest, Key, LockBackend,
+    LockOptions, Locker, LostReason, PostgresBackend, Release, ReleaseRequest, Ttl,
 };
 use test_support::{Certificates, Fault, PgBouncer, PostgresOptions, PostgresServer, Proxy};
 
@@ -363,6 +363,42 @@ async fn resets_leave_no_orphan_and_mix_up_no_reply() {
     let error = locker.backend().acquire(&request("hole")).await.expect_err("nobody answers");
     assert!(error.is_retryable(), "{error:?}");
     assert!(started.elapsed() < Duration::from_secs(10), "it does not hang");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn grants_and_extends_are_flushed_whatever_the_server_does_by_itself() {
+    let Some(server) = start() else { return };
+    let setup = connect(&server.url()).await;
+    let raw = raw(&server).await;
+    // What holds for whoever writes a lock is noted beside it.
+    let note = "CREATE TABLE noted (value text); \
+                CREATE FUNCTION note() RETURNS trigger AS $$ BEGIN \
+                INSERT INTO noted VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$ \
+                LANGUAGE plpgsql; CREATE TRIGGER note AFTER INSERT OR UPDATE ON syncguard_locks \
+                FOR EACH ROW EXECUTE FUNCTION note()";
+    raw.batch_execute(note).await.expect("works");
+    for (setting, expected) in [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")] {
+        let alter = format!("ALTER DATABASE postgres SET synchronous_commit = {setting}");
+        raw.batch_execute(&alter).await.expect("works");
+        // With sessions that begin after that.
+        let Some(pooler) = PgBouncer::start(&server) else { return };
+        for url in [server.url(), pooler.url()] {
+            let is_pooled = url == pooler.url();
+            let config = config(&url).behind_pooler(is_pooled);
+            let backend = PostgresBackend::connect(config).await.expect("connects");
+            let request = request("k");
+            let granted = backend.acquire(&request).await.expect("works");
+            assert!(matches!(granted, Acquire::Acquired(_)), "{granted:?}");
+            let extend = ExtendRequest::new(request.lock_id(), Ttl::DEFAULT);
+            let extended = backend.extend(&extend).await.expect("works");
+            assert!(matches!(extended, Extend::Extended(_)), "{extended:?}");
+            let noted = raw.query("DELETE FROM noted RETURNING value", &[]).await.expect("works");
+            let noted: Vec<&str> = noted.iter().map(|row| row.get(0)).collect();
+            assert_eq!(noted, [expected; 2], "{setting}, pooled: {is_pooled}");
+            let release = ReleaseRequest::new(request.lock_id());
+            assert_eq!(setup.release(&release).await.expect("works"), Release::Released);
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

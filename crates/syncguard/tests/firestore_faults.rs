@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use firestore_raw::{Raw, text_of};
 use servers::{waiter, woken};
 use syncguard::firestore::FirestoreConfig;
+use syncguard::firestore::google_cloud_auth::credentials::mds;
 use syncguard::firestore::tonic::body::Body;
 use syncguard::firestore::tonic::codegen::{Service, http};
 use syncguard::firestore::tonic::transport::{Channel, Endpoint};
@@ -600,6 +601,17 @@ async fn keys_that_are_no_ids_work_like_any_other() {
         assert_eq!(backend.release(&release).await.expect("works"), Release::Released, "{name}");
         assert!(!backend.is_locked(&key(name)).await.expect("works"), "{name}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn credentials_that_cannot_be_had_are_no_credentials() {
+    // Nobody gives any out there, and none were had before.
+    let nobody = mds::Builder::default().with_endpoint("http://127.0.0.1:9").build();
+    let config = FirestoreConfig::new("project").credentials(nobody.expect("not asked yet"));
+    let error = FirestoreBackend::connect(config).await.expect_err("no credentials");
+    assert_eq!(error.code(), ErrorCode::AuthFailed, "{error:?}");
+    assert!(error.to_string().contains("GOOGLE_APPLICATION_CREDENTIALS"), "{error}");
+    assert!(!error.may_have_taken_effect());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -85,7 +85,10 @@ fn has_text(path: &Path) -> bool {
 /// `syncguard` without any environment of its own.
 pub(crate) fn syncguard(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_syncguard"));
-    command.args(arguments).env_remove("SYNCGUARD_URL").env("NO_COLOR", "1");
+    command.args(arguments).env("NO_COLOR", "1");
+    for variable in ["SYNCGUARD_URL", "FIRESTORE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"] {
+        command.env_remove(variable);
+    }
     command
 }
 

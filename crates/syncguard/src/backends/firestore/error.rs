@@ -53,11 +53,12 @@ pub(super) fn map(status: &Status) -> Error {
 
 /// Whether a write was refused because a document is not what it was thought to be.
 pub(super) fn is_conflict(status: &Status) -> bool {
-    // Which of them it is depends on the precondition, and on who answers.
-    matches!(
-        status.code(),
-        Code::Aborted | Code::AlreadyExists | Code::FailedPrecondition | Code::NotFound
-    )
+    // Which of them it is depends on the precondition, and on who answers; it must be the server.
+    status.source().is_none()
+        && matches!(
+            status.code(),
+            Code::Aborted | Code::AlreadyExists | Code::FailedPrecondition | Code::NotFound
+        )
 }
 
 /// No answer came in time.

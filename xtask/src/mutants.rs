@@ -165,7 +165,7 @@ const MUTANTS: [Mutant; 23] = [
         file: "backends/firestore/mod.rs",
         original: "if requests.approve_clock().await.is_ok() {",
         mutated: "if true {",
-        caught_by: "firestore_faults",
+        caught_by: "firestore_clocks",
     },
     Mutant {
         name: "firestore: a release wakes nobody",
@@ -184,7 +184,7 @@ const MUTANTS: [Mutant; 23] = [
 ];
 
 /// The test files that catch them.
-const TESTS: [&str; 8] = [
+const TESTS: [&str; 9] = [
     "memory",
     "renewal",
     "waiting",
@@ -192,6 +192,7 @@ const TESTS: [&str; 8] = [
     "canary",
     "postgres_faults",
     "firestore_wire",
+    "firestore_clocks",
     "firestore_faults",
 ];
 

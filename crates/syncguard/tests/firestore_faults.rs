@@ -2,133 +2,26 @@
 //! that are off, and everything that a person can get wrong. And how many requests an operation is.
 #![cfg(feature = "firestore")]
 
+mod firestore_channels;
 mod firestore_raw;
 mod servers;
 
-use std::collections::HashMap;
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use firestore_channels::{Channels, Trouble};
 use firestore_raw::{Raw, text_of};
-use servers::{waiter, woken};
+use servers::{grant, key, request, resets, waiter, woken};
 use syncguard::firestore::FirestoreConfig;
 use syncguard::firestore::google_cloud_auth::credentials::mds;
-use syncguard::firestore::tonic::body::Body;
-use syncguard::firestore::tonic::codegen::{Service, http};
-use syncguard::firestore::tonic::transport::{Channel, Endpoint};
-use syncguard::firestore::tonic::{Code, Status};
+use syncguard::firestore::tonic::Code;
 use syncguard::{
-    Acquire, AcquireRequest, Clock, Error, ErrorCode, Extend, ExtendRequest, FirestoreBackend,
-    Hint, Key, LockBackend, LockOptions, Locker, Release, ReleaseRequest, SystemClock, Timestamp,
-    Ttl,
+    Acquire, AcquireRequest, Error, ErrorCode, Extend, ExtendRequest, FirestoreBackend, Hint,
+    LockBackend, LockOptions, Locker, Release, ReleaseRequest, Ttl,
 };
 use test_support::{Fault, FirestoreEmulator, Proxy};
 
-fn key(text: &str) -> Key {
-    Key::new(text).expect("valid")
-}
-
-fn request(text: &str) -> AcquireRequest {
-    AcquireRequest::new(key(text), Ttl::DEFAULT).expect("randomness")
-}
-
 fn config(emulator: &FirestoreEmulator) -> FirestoreConfig {
     FirestoreConfig::new("test").emulator(emulator.host()).response_timeout(Duration::from_secs(2))
-}
-
-/// What happens to a request.
-#[derive(Clone, Copy, Debug)]
-enum Trouble {
-    /// It is answered by this, and never arrives.
-    Refused(Code),
-    /// It arrives, and is answered by this all the same.
-    Lost(Code),
-    /// The same, when a lock that was taken for a moment is dead.
-    Late(Code),
-    /// The same, and the next read is refused.
-    LostAndLast(Code),
-}
-
-/// Which request has trouble, what kind, and how often.
-type Plan = (&'static str, Trouble, u32);
-
-/// A channel that counts requests and has trouble with some.
-#[derive(Clone)]
-struct Channels {
-    inner: Channel,
-    seen: Arc<Mutex<HashMap<String, u32>>>,
-    plans: Arc<Mutex<Vec<Plan>>>,
-}
-
-impl Channels {
-    fn new(emulator: &FirestoreEmulator) -> Self {
-        let endpoint = Endpoint::from_shared(format!("http://{}", emulator.host()));
-        let inner = endpoint.expect("an address").connect_lazy();
-        Self { inner, seen: Arc::default(), plans: Arc::default() }
-    }
-
-    fn have(&self, what: &'static str, trouble: Trouble, times: u32) {
-        self.plans.lock().expect("no panic inside").push((what, trouble, times));
-    }
-
-    fn behave(&self) {
-        self.plans.lock().expect("no panic inside").clear();
-    }
-
-    /// The requests since the last question.
-    fn seen(&self) -> Vec<(String, u32)> {
-        let seen = std::mem::take(&mut *self.seen.lock().expect("no panic inside"));
-        let mut seen: Vec<_> = seen.into_iter().collect();
-        seen.sort();
-        seen
-    }
-
-    fn trouble_with(&self, method: &str) -> Option<Trouble> {
-        let mut plans = self.plans.lock().expect("no panic inside");
-        let mut due = plans.iter_mut().filter(|(what, _, times)| *what == method && *times > 0);
-        let (_, trouble, times) = due.next()?;
-        *times -= 1;
-        Some(*trouble)
-    }
-}
-
-impl Service<http::Request<Body>> for Channels {
-    type Response = http::Response<Body>;
-    type Error = Status;
-    type Future = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Status>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        self.inner.poll_ready(context).map_err(|cause| Status::from_error(cause.into()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
-        *self.seen.lock().expect("no panic inside").entry(method.clone()).or_default() += 1;
-        let trouble = self.trouble_with(&method);
-        if let Some(Trouble::Refused(code)) = trouble {
-            return Box::pin(async move { Err(Status::new(code, "canary")) });
-        }
-        if let Some(Trouble::LostAndLast(_)) = trouble {
-            self.have("BatchGetDocuments", Trouble::Refused(Code::Unavailable), 1);
-        }
-        let answer = self.inner.call(request);
-        Box::pin(async move {
-            let answer = answer.await.map_err(|cause| Status::from_error(cause.into()))?;
-            match trouble {
-                Some(Trouble::Lost(code) | Trouble::LostAndLast(code)) => {
-                    Err(Status::new(code, "canary"))
-                }
-                Some(Trouble::Late(code)) => {
-                    tokio::time::sleep(Duration::from_millis(1200)).await;
-                    Err(Status::new(code, "canary"))
-                }
-                _ => Ok(answer),
-            }
-        })
-    }
 }
 
 async fn connect(emulator: &FirestoreEmulator) -> (FirestoreBackend, Channels) {
@@ -137,14 +30,6 @@ async fn connect(emulator: &FirestoreEmulator) -> (FirestoreBackend, Channels) {
     let backend = FirestoreBackend::connect(config).await.expect("connects");
     channels.seen();
     (backend, channels)
-}
-
-async fn grant(backend: &FirestoreBackend, name: &str) -> (AcquireRequest, syncguard::Lease) {
-    let request = request(name);
-    match backend.acquire(&request).await.expect("works") {
-        Acquire::Acquired(lease) => (request, lease),
-        other => panic!("{other:?}"),
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -454,6 +339,16 @@ async fn a_stream_that_is_cut_is_opened_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn resets_leave_no_orphan_and_mix_up_no_reply() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let proxy = Proxy::start(emulator.port()).await;
+    let direct = FirestoreBackend::connect(config(&emulator)).await.expect("connects");
+    let through = config(&emulator).emulator(format!("127.0.0.1:{}", proxy.port()));
+    let through = FirestoreBackend::connect(through).await.expect("connects");
+    resets(through, &direct, &proxy, 120, 1000).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_black_hole_is_a_timeout() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let proxy = Proxy::start(emulator.port()).await;
@@ -466,119 +361,6 @@ async fn a_black_hole_is_a_timeout() {
     let error = backend.acquire(&request("k")).await.expect_err("no answer");
     assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
     assert!(started.elapsed() >= patience);
-}
-
-/// A clock that is off.
-#[derive(Debug)]
-struct OffClock(i64);
-
-impl Clock for OffClock {
-    fn now(&self) -> Timestamp {
-        let now = SystemClock.now().as_millis();
-        Timestamp::from_millis(now.checked_add_signed(self.0).expect("in range"))
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_that_is_off_grants_nothing() {
-    let Some(emulator) = FirestoreEmulator::start() else { return };
-    let raw = Raw::new(emulator.port());
-    for off in [-60_000, -1_000, 1_000, 60_000] {
-        let off_clock = config(&emulator).clock(Arc::new(OffClock(off)));
-        let backend = FirestoreBackend::connect(off_clock).await.expect("it may look");
-        let error = backend.acquire(&request("k")).await.expect_err("the clock is off");
-        assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{off}");
-        assert!(error.to_string().contains("clock"), "{error}");
-        assert!(!error.may_have_taken_effect());
-        assert!(raw.get("locks/k").await.is_none());
-        let advice = backend.inspector().expect("there is one").advice().await.expect("works");
-        assert!(advice.iter().any(|advice| advice.subject() == "clock"), "{advice:?}");
-    }
-    // Enough patience makes it good enough; so does nobody looking.
-    let off = || config(&emulator).clock(Arc::new(OffClock(-1_000)));
-    let seconds = Duration::from_secs;
-    for config in [off().clock_limits(seconds(1), seconds(5)), off().without_clock_check()] {
-        let backend = FirestoreBackend::connect(config).await.expect("connects");
-        let (request, lease) = grant(&backend, "k").await;
-        // What is held can be given back, whatever the clock says by now.
-        let strict = FirestoreBackend::connect(off()).await.expect("connects");
-        let extend = ExtendRequest::new(request.lock_id(), Ttl::DEFAULT);
-        let error = strict.extend(&extend).await.expect_err("the clock is off");
-        assert_eq!(error.code(), ErrorCode::ServiceUnavailable);
-        let hint = Hint::key(key("k")).with_receipt(lease.receipt().cloned());
-        let release = ReleaseRequest::new(request.lock_id()).with_hint(hint);
-        assert_eq!(strict.release(&release).await.expect("works"), Release::Released);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_that_is_off_cleans_nothing_up() {
-    let Some(emulator) = FirestoreEmulator::start() else { return };
-    let backend = FirestoreBackend::connect(config(&emulator)).await.expect("connects");
-    grant(&backend, "k").await;
-    let ahead = || config(&emulator).clock(Arc::new(OffClock(60_000))).cleanup_in_is_locked(true);
-    let strict = FirestoreBackend::connect(ahead()).await.expect("connects");
-    assert!(!strict.is_locked(&key("k")).await.expect("works"), "by its clock it is dead");
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(backend.is_locked(&key("k")).await.expect("works"), "and it is not");
-    // Without the check it does what it was told.
-    let blind = FirestoreBackend::connect(ahead().without_clock_check()).await.expect("connects");
-    assert!(!blind.is_locked(&key("k")).await.expect("works"));
-    let started = Instant::now();
-    while backend.is_locked(&key("k")).await.expect("works") {
-        assert!(started.elapsed() < Duration::from_secs(10), "it is cleaned up");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// One takes a lock for a moment and stalls; another takes it over as soon as its clock allows.
-async fn take_over(emulator: &FirestoreEmulator, ours: i64, theirs: i64) {
-    let ttl_ms = 300;
-    let connect = async |off: i64| {
-        let config = config(emulator).clock(Arc::new(OffClock(off))).without_clock_check();
-        FirestoreBackend::connect(config).await.expect("connects")
-    };
-    let (first, second) = (connect(ours).await, connect(theirs).await);
-    let name = format!("clocks {ours} {theirs}");
-    let ttl = Ttl::new(Duration::from_millis(ttl_ms)).expect("valid");
-    let request = AcquireRequest::new(key(&name), ttl).expect("randomness");
-    let sent = Instant::now();
-    let outcome = first.acquire(&request).await.expect("works");
-    let Acquire::Acquired(held) = outcome else { panic!("{outcome:?}") };
-    let taken = loop {
-        let outcome = second.acquire(&self::request(&name)).await.expect("works");
-        match outcome {
-            Acquire::Acquired(lease) => break lease,
-            _ => tokio::time::sleep(Duration::from_millis(20)).await,
-        }
-    };
-    // Within the tolerance the first one's time was over by then. Beyond it the fence still tells the
-    // two apart, and the first one's lock is gone.
-    if (theirs - ours).abs() <= 1000 {
-        assert!(sent.elapsed() >= Duration::from_millis(ttl_ms), "{ours} {theirs}");
-    }
-    assert!(taken.fence() > held.fence(), "{ours} {theirs}");
-    let extend = ExtendRequest::new(request.lock_id(), ttl);
-    let extended = first.extend(&extend).await.expect("works");
-    assert!(matches!(extended, Extend::NotHeld(_)), "{ours} {theirs}: {extended:?}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clocks_that_differ_within_the_tolerance_never_make_two_holders() {
-    let Some(emulator) = FirestoreEmulator::start() else { return };
-    let emulator = &emulator;
-    tokio::join!(
-        take_over(emulator, 0, 0),
-        take_over(emulator, -5_000, -5_000),
-        take_over(emulator, 500, -500),
-        take_over(emulator, -500, 500),
-        take_over(emulator, 0, 1_000),
-        take_over(emulator, 5_000, 4_000),
-        take_over(emulator, 0, 2_000),
-        take_over(emulator, -2_500, 2_500),
-        take_over(emulator, 2_500, -2_500),
-        take_over(emulator, -5_000, 5_000),
-    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,22 +7,14 @@ mod servers;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
-use servers::{eventually, waiter, woken};
+use servers::{cycle, eventually, key, request, resets, waiter, woken};
 use syncguard::postgres::tokio_postgres::{self, Client, NoTls};
 use syncguard::postgres::{FencedTable, PostgresConfig};
 use syncguard::{
-    Acquire, AcquireRequest, Advice, ErrorCode, Extend, ExtendRequest, Key, LockBackend,
-    LockOptions, Locker, LostReason, PostgresBackend, Release, ReleaseRequest, Ttl,
+    Acquire, Advice, ErrorCode, Extend, ExtendRequest, LockBackend, LockOptions, Locker,
+    LostReason, PostgresBackend, Release, ReleaseRequest, Ttl,
 };
 use test_support::{Certificates, Fault, PgBouncer, PostgresOptions, PostgresServer, Proxy};
-
-fn key(text: &str) -> Key {
-    Key::new(text).expect("valid")
-}
-
-fn request(text: &str) -> AcquireRequest {
-    AcquireRequest::new(key(text), Ttl::DEFAULT).expect("randomness")
-}
 
 fn config(url: &str) -> PostgresConfig {
     PostgresConfig::from_url(url).expect("a URL").response_timeout(Duration::from_secs(2))
@@ -43,16 +35,6 @@ async fn raw(server: &PostgresServer) -> Client {
         tokio_postgres::connect(&server.url(), NoTls).await.expect("connects");
     tokio::spawn(connection);
     client
-}
-
-/// One grant and its release; gives the fence.
-async fn cycle(backend: &PostgresBackend, name: &str) -> syncguard::Result<u64> {
-    let request = request(name);
-    let outcome = backend.acquire(&request).await?;
-    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
-    let released = backend.release(&ReleaseRequest::new(request.lock_id())).await?;
-    assert_eq!(released, Release::Released);
-    Ok(lease.fence().get())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -325,42 +307,11 @@ async fn resets_leave_no_orphan_and_mix_up_no_reply() {
     let direct = connect(&server.url()).await;
     let url = format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port());
     let through = PostgresBackend::connect(config(&url).pool_size(1)).await.expect("connects");
-    let options = LockOptions::default().timeout(Duration::from_secs(5));
-    let locker = Locker::builder(through).options(options).build().expect("in a runtime");
-    let mut random = 1_u64;
-    let (mut cut, mut granted) = (0, 0);
-    for round in 0..120 {
-        proxy.set(Fault::None);
-        eventually("connected", async || locker.backend().is_locked(&key("k")).await.is_ok()).await;
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        proxy.set(Fault::ResetAfter(usize::try_from((random >> 33) % 500).expect("small")));
-        let key = key(&format!("k{}", round % 7));
-        match locker.try_lock(&key).await {
-            Ok(Some(mut guard)) => {
-                granted += 1;
-                let found = syncguard::diagnostics::get_by_key_raw(&direct, &key).await;
-                let found = found.expect("works").expect("what was granted is there");
-                assert_eq!(found.lock_id, guard.lock_id(), "a reply was mixed up");
-                drop(guard.release().await);
-            }
-            Ok(None) => {}
-            Err(error) => {
-                cut += 1;
-                assert!(error.is_retryable(), "{error:?}");
-            }
-        }
-    }
-    proxy.set(Fault::None);
-    locker.shutdown_within(Duration::from_mins(1)).await.expect("all undone");
-    assert!(cut > 10 && granted > 10, "{cut} cut, {granted} granted");
-    for number in 0..7 {
-        let key = key(&format!("k{number}"));
-        assert!(!direct.is_locked(&key).await.expect("works"), "an orphan at {key:?}");
-    }
+    resets(through.clone(), &direct, &proxy, 120, 500).await;
     // A black hole is a timeout.
     proxy.set(Fault::BlackHole);
     let started = Instant::now();
-    let error = locker.backend().acquire(&request("hole")).await.expect_err("nobody answers");
+    let error = through.acquire(&request("hole")).await.expect_err("nobody answers");
     assert!(error.is_retryable(), "{error:?}");
     assert!(started.elapsed() < Duration::from_secs(10), "it does not hang");
 }

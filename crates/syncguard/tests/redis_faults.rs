@@ -10,17 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::{AsyncCommands, Client};
-use servers::{eventually, woken};
+use servers::{eventually, key, resets, woken};
 use syncguard::redis::RedisConfig;
 use syncguard::{
-    Acquire, AcquireRequest, ErrorCode, Key, LockBackend, LockOptions, Locker, LostReason,
-    RedisBackend, Release, ReleaseRequest, RetryPolicy, Ttl,
+    Acquire, AcquireRequest, ErrorCode, LockBackend, LockOptions, Locker, LostReason, RedisBackend,
+    Release, ReleaseRequest, RetryPolicy, Ttl,
 };
 use test_support::{Fault, Proxy, RedisOptions, RedisServer};
-
-fn key(text: &str) -> Key {
-    Key::new(text).expect("valid")
-}
 
 fn ttl(ms: u64) -> Ttl {
     Ttl::new(Duration::from_millis(ms)).expect("valid")
@@ -99,48 +95,13 @@ async fn an_undo_that_overtakes_its_acquire_is_final() {
     assert!(!backend.is_locked(&key("k")).await.expect("works"));
 }
 
-/// Cuts the connection at every place of a reply, again and again: no orphan lasts, and no reply is
-/// taken for another's.
 #[tokio::test(flavor = "multi_thread")]
 async fn five_hundred_resets_leave_no_orphan_and_mix_up_no_reply() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let proxy = Proxy::start(server.port()).await;
     let direct = connect(&server.url()).await;
     let through = connect(&format!("redis://127.0.0.1:{}/0", proxy.port())).await;
-    let options = LockOptions::default().timeout(Duration::from_secs(5));
-    let locker = Locker::builder(through).options(options).build().expect("in a runtime");
-    let mut random = 1_u64;
-    let (mut cut, mut granted) = (0, 0);
-    for round in 0..500 {
-        // The driver's own greeting is not what is to be cut.
-        proxy.set(Fault::None);
-        eventually("connected", async || locker.backend().is_locked(&key("k")).await.is_ok()).await;
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        proxy.set(Fault::ResetAfter(usize::try_from((random >> 33) % 120).expect("small")));
-        let key = key(&format!("k{}", round % 7));
-        match locker.try_lock(&key).await {
-            Ok(Some(mut guard)) => {
-                granted += 1;
-                let found = syncguard::diagnostics::get_by_key_raw(&direct, &key).await;
-                let found = found.expect("works").expect("what was granted is there");
-                assert_eq!(found.lock_id, guard.lock_id(), "a reply was mixed up");
-                assert_eq!(found.info.fence, Some(guard.fence()));
-                drop(guard.release().await);
-            }
-            Ok(None) => {}
-            Err(error) => {
-                cut += 1;
-                assert!(error.is_retryable(), "{error:?}");
-            }
-        }
-    }
-    proxy.set(Fault::None);
-    locker.shutdown_within(Duration::from_mins(1)).await.expect("all undone");
-    assert!(cut > 50 && granted > 50, "{cut} cut, {granted} granted");
-    for number in 0..7 {
-        let key = key(&format!("k{number}"));
-        assert!(!direct.is_locked(&key).await.expect("works"), "an orphan at {key:?}");
-    }
+    resets(through, &direct, &proxy, 500, 120).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,17 +7,13 @@ mod servers;
 use std::time::{Duration, Instant};
 
 use redis::cluster::ClusterClientBuilder;
-use servers::{eventually, waiter, woken};
+use servers::{cycle, eventually, key, waiter, woken};
 use syncguard::redis::RedisConfig;
 use syncguard::{
-    Acquire, AcquireRequest, Advice, ErrorCode, Key, LockBackend, RedisBackend, Release,
-    ReleaseRequest, Ttl,
+    Acquire, AcquireRequest, Advice, ErrorCode, LockBackend, RedisBackend, Release, ReleaseRequest,
+    Ttl,
 };
 use test_support::{Certificates, RedisCluster, RedisOptions, RedisSentinel, RedisServer};
-
-fn key(text: &str) -> Key {
-    Key::new(text).expect("valid")
-}
 
 fn config(url: &str) -> RedisConfig {
     RedisConfig::from_url(url).expect("a URL")
@@ -25,16 +21,6 @@ fn config(url: &str) -> RedisConfig {
 
 async fn connect(url: &str) -> RedisBackend {
     RedisBackend::connect(config(url)).await.expect("connects")
-}
-
-/// One grant and its release; gives the fence.
-async fn cycle(backend: &RedisBackend, name: &str) -> syncguard::Result<u64> {
-    let request = AcquireRequest::new(key(name), Ttl::DEFAULT).expect("randomness");
-    let outcome = backend.acquire(&request).await?;
-    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
-    let released = backend.release(&ReleaseRequest::new(request.lock_id())).await?;
-    assert_eq!(released, Release::Released);
-    Ok(lease.fence().get())
 }
 
 /// A release in one backend wakes a waiter in another.

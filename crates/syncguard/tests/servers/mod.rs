@@ -1,11 +1,92 @@
-//! What tests with real servers share: waiting for something, and for a wake-up.
+//! What tests with real servers share: locks in a word, waiting for something or for a wake-up, and
+//! connections that are cut.
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
 use std::time::{Duration, Instant};
 
-use syncguard::{LockBackend, LockOptions, Locker, RetryPolicy};
+use syncguard::{
+    Acquire, AcquireRequest, Fenced, Key, Lease, LockBackend, LockOptions, Locker, Release,
+    ReleaseRequest, RetryPolicy, Ttl,
+};
+use test_support::{Fault, Proxy};
 use tokio::task::JoinHandle;
+
+pub(crate) fn key(text: &str) -> Key {
+    Key::new(text).expect("valid")
+}
+
+pub(crate) fn request(text: &str) -> AcquireRequest {
+    AcquireRequest::new(key(text), Ttl::DEFAULT).expect("randomness")
+}
+
+/// Takes a lock that is free.
+pub(crate) async fn grant<B>(backend: &B, name: &str) -> (AcquireRequest, Lease)
+where
+    B: LockBackend<Fencing = Fenced>,
+{
+    let request = request(name);
+    match backend.acquire(&request).await.expect("works") {
+        Acquire::Acquired(lease) => (request, lease),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// One grant and its release; gives the fence.
+pub(crate) async fn cycle<B>(backend: &B, name: &str) -> syncguard::Result<u64>
+where
+    B: LockBackend<Fencing = Fenced>,
+{
+    let request = request(name);
+    let outcome = backend.acquire(&request).await?;
+    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+    let released = backend.release(&ReleaseRequest::new(request.lock_id())).await?;
+    assert_eq!(released, Release::Released);
+    Ok(lease.fence().get())
+}
+
+/// Cuts the connection at every place of a reply, of which this many bytes are let through at most,
+/// again and again: no orphan lasts, and no reply is taken for another's.
+pub(crate) async fn resets<B>(through: B, direct: &B, proxy: &Proxy, rounds: u32, longest: u64)
+where
+    B: LockBackend<Fencing = Fenced>,
+{
+    let options = LockOptions::default().timeout(Duration::from_secs(5));
+    let locker = Locker::builder(through).options(options).build().expect("in a runtime");
+    let mut random = 1_u64;
+    let (mut cut, mut granted) = (0, 0);
+    for round in 0..rounds {
+        // The driver's own greeting is not what is to be cut.
+        proxy.set(Fault::None);
+        eventually("connected", async || locker.backend().is_locked(&key("k")).await.is_ok()).await;
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let place = usize::try_from((random >> 33) % longest).expect("small");
+        proxy.set(Fault::ResetAfter(place));
+        let key = key(&format!("k{}", round % 7));
+        match locker.try_lock(&key).await {
+            Ok(Some(mut guard)) => {
+                granted += 1;
+                let found = syncguard::diagnostics::get_by_key_raw(direct, &key).await;
+                let found = found.expect("works").expect("what was granted is there");
+                assert_eq!(found.lock_id, guard.lock_id(), "a reply was mixed up");
+                assert_eq!(found.info.fence, Some(guard.fence()));
+                drop(guard.release().await);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                cut += 1;
+                assert!(error.is_retryable(), "{error:?}");
+            }
+        }
+    }
+    proxy.set(Fault::None);
+    locker.shutdown_within(Duration::from_mins(1)).await.expect("all undone");
+    assert!(cut > rounds / 10 && granted > rounds / 10, "{cut} cut, {granted} granted");
+    for number in 0..7 {
+        let key = key(&format!("k{number}"));
+        assert!(!direct.is_locked(&key).await.expect("works"), "an orphan at {key:?}");
+    }
+}
 
 /// Waits until something holds, and says what if it does not.
 pub(crate) async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {

@@ -135,6 +135,20 @@ impl Error {
         Self::new(ErrorCode::InvalidArgument, message)
     }
 
+    /// A record that is no lock of ours; nothing was changed.
+    #[cfg(any(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite"))]
+    pub(crate) fn foreign_lock() -> Self {
+        Self::new(ErrorCode::Internal, "foreign data is stored where the lock belongs")
+            .without_effect()
+    }
+
+    /// A counter that is none of ours; nothing was changed.
+    #[cfg(any(feature = "firestore", feature = "postgres", feature = "redis"))]
+    pub(crate) fn foreign_counter() -> Self {
+        Self::new(ErrorCode::Internal, "foreign data is stored where the fence counter belongs")
+            .without_effect()
+    }
+
     pub(crate) fn aborted(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Aborted, message)
     }

@@ -103,18 +103,6 @@ pub(super) fn clock_is_off(ahead_ms: i64, uncertainty_ms: i64) -> Error {
     .without_effect()
 }
 
-/// A document that is not one of ours; nothing was changed.
-pub(super) fn foreign() -> Error {
-    Error::new(ErrorCode::Internal, "foreign data is stored where the lock belongs")
-        .without_effect()
-}
-
-/// A counter that is not one of ours; nothing was changed.
-pub(super) fn foreign_counter() -> Error {
-    Error::new(ErrorCode::Internal, "foreign data is stored where the fence counter belongs")
-        .without_effect()
-}
-
 /// An answer that makes no sense.
 pub(super) fn nonsense() -> Error {
     Error::new(ErrorCode::Internal, "firestore answered something that makes no sense")

@@ -4,8 +4,7 @@ use std::collections::HashMap;
 
 use googleapis_tonic_google_firestore_v1::google::firestore::v1 as api;
 
-use super::error;
-use crate::common::error::Result;
+use crate::common::error::{Error, Result};
 use crate::common::fence::Fence;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
@@ -46,7 +45,7 @@ impl Record {
             ))
         })();
         let (Some(lock), Some(version)) = (lock, document.update_time) else {
-            return Err(error::foreign());
+            return Err(Error::foreign_lock());
         };
         Ok(Self { name: document.name, version, lock })
     }
@@ -58,7 +57,7 @@ pub(super) fn read_counter(document: Option<&api::Document>) -> Result<u64> {
     match value {
         None | Some(ValueType::NullValue(_)) => Ok(0),
         Some(ValueType::StringValue(text)) if text.is_empty() => Ok(0),
-        Some(value) => integer(value).ok_or_else(error::foreign_counter),
+        Some(value) => integer(value).ok_or_else(Error::foreign_counter),
     }
 }
 

@@ -135,18 +135,6 @@ pub(super) fn no_connection() -> Error {
         .without_effect()
 }
 
-/// A row that is not one of ours; nothing was changed.
-pub(super) fn foreign() -> Error {
-    Error::new(ErrorCode::Internal, "foreign data is stored where the lock belongs")
-        .without_effect()
-}
-
-/// A counter that is not one of ours; nothing was changed.
-pub(super) fn foreign_counter() -> Error {
-    Error::new(ErrorCode::Internal, "foreign data is stored where the fence counter belongs")
-        .without_effect()
-}
-
 /// An answer that no statement of ours gives.
 pub(super) fn nonsense() -> Error {
     Error::new(ErrorCode::Internal, "postgres answered something that makes no sense")

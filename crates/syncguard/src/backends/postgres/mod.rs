@@ -29,7 +29,7 @@ use std::sync::Arc;
 use tokio_postgres::Row;
 
 use crate::common::cleanup::CleanupGate;
-use crate::common::error::Result;
+use crate::common::error::{Error, Result};
 use crate::common::fence::{Fence, Fenced};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
@@ -165,10 +165,7 @@ impl PostgresBackend {
     }
 }
 
-fn named(
-    error: crate::common::error::Error,
-    operation: &'static str,
-) -> crate::common::error::Error {
+fn named(error: Error, operation: &'static str) -> Error {
     error.with_operation(NAME, operation)
 }
 
@@ -178,7 +175,7 @@ fn integer(number: u64) -> i64 {
 }
 
 fn millis(number: i64) -> Result<Timestamp> {
-    u64::try_from(number).map(Timestamp::from_millis).map_err(|_cause| error::foreign())
+    u64::try_from(number).map(Timestamp::from_millis).map_err(|_cause| Error::foreign_lock())
 }
 
 /// A column, whatever the server put into it.
@@ -187,12 +184,12 @@ fn column<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, place: usize)
 }
 
 fn fence(text: &str) -> Result<Fence> {
-    text.parse().map_err(|_cause| error::foreign())
+    text.parse().map_err(|_cause| Error::foreign_lock())
 }
 
 /// A lock as it is stored, and the server's time; what makes no sense is an error, never a panic.
 fn stored(row: &Row) -> Result<(StoredLock, Timestamp)> {
-    let foreign = |_cause| error::foreign();
+    let foreign = |_cause| Error::foreign_lock();
     let lock = StoredLock::new(
         Key::new(column::<&str>(row, 0)?).map_err(foreign)?,
         LockId::parse(column(row, 1)?).map_err(foreign)?,
@@ -353,7 +350,7 @@ fn outcome(rows: &[Row], request: &AcquireRequest) -> Result<Option<Acquire>> {
     }
     let now = millis(column(row, 2)?)?;
     if let Some(held_by) = column::<Option<&str>>(row, 3)? {
-        LockId::parse(held_by).map_err(|_cause| error::foreign())?;
+        LockId::parse(held_by).map_err(|_cause| Error::foreign_lock())?;
         let (stored, expires_at) = (fence(column(row, 4)?)?, millis(column(row, 5)?)?);
         match (held_by == request.lock_id().expose(), is_live(expires_at, now)) {
             (true, true) => return Ok(Some(Acquire::Acquired(Lease::new(stored, expires_at)))),
@@ -365,7 +362,7 @@ fn outcome(rows: &[Row], request: &AcquireRequest) -> Result<Option<Acquire>> {
         }
     }
     let counter = column::<Option<i64>>(row, 6)?.unwrap_or(0);
-    Fence::after(u64::try_from(counter).map_err(|_cause| error::foreign_counter())?)?;
+    Fence::after(u64::try_from(counter).map_err(|_cause| Error::foreign_counter())?)?;
     Ok(None)
 }
 

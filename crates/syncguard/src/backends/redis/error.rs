@@ -109,9 +109,7 @@ pub(super) fn nonsense(operation: &'static str) -> Error {
 
 /// A record that is not one of ours; nothing was changed.
 pub(super) fn foreign(operation: &'static str) -> Error {
-    Error::new(ErrorCode::Internal, "foreign data is stored where the lock belongs")
-        .with_operation("redis", operation)
-        .without_effect()
+    Error::foreign_lock().with_operation("redis", operation)
 }
 
 #[cfg(test)]

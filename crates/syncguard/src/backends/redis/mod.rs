@@ -246,11 +246,7 @@ impl LockBackend for RedisBackend {
                 "the lock id is already in use; nothing was changed",
             )
             .without_effect())),
-            Some((-3, [])) => Some(Err(Error::new(
-                ErrorCode::Internal,
-                "foreign data is stored where the fence counter belongs",
-            )
-            .without_effect())),
+            Some((-3, [])) => Some(Err(Error::foreign_counter())),
             Some((-4, [])) => Some(Fence::after(Fence::MAX.get()).map(|_| Acquire::Spent)),
             _ => None,
         };

@@ -47,12 +47,6 @@ fn classify(code: Option<Sqlite>) -> (ErrorCode, &'static str) {
     }
 }
 
-/// A row that is not one of ours; nothing was changed.
-pub(super) fn foreign() -> Error {
-    Error::new(ErrorCode::Internal, "foreign data is stored where the lock belongs")
-        .without_effect()
-}
-
 /// The file was busy until the caller's patience ended.
 pub(super) fn busy() -> Error {
     let (code, message) = classify(Some(Sqlite::DatabaseBusy));

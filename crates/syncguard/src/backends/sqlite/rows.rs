@@ -3,7 +3,6 @@
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::error;
 use crate::common::clock::{Clock, SystemClock};
 use crate::common::error::{Error, Result as OurResult};
 use crate::common::fence::Fence;
@@ -69,12 +68,14 @@ impl Record {
             Ok(StoredLock::new(
                 Key::new(self.key)?,
                 LockId::parse(&self.lock_id)?,
-                u64::try_from(self.fence).map_err(|_| error::foreign()).and_then(Fence::new)?,
-                millis(self.acquired_at_ms).map_err(|_| error::foreign())?,
-                millis(self.expires_at_ms).map_err(|_| error::foreign())?,
+                u64::try_from(self.fence)
+                    .map_err(|_| Error::foreign_lock())
+                    .and_then(Fence::new)?,
+                millis(self.acquired_at_ms).map_err(|_| Error::foreign_lock())?,
+                millis(self.expires_at_ms).map_err(|_| Error::foreign_lock())?,
             ))
         };
-        open().map_err(|_cause| Trouble::Refused(error::foreign()))
+        open().map_err(|_cause| Trouble::Refused(Error::foreign_lock()))
     }
 }
 
@@ -127,7 +128,7 @@ pub(super) fn acquire(db: &Connection, request: &AcquireRequest) -> Result<Acqui
     let mut counter = db.prepare_cached("SELECT fence FROM syncguard_fences WHERE key = ?1")?;
     let counter: Option<i64> = counter.query_row([key.as_str()], |row| row.get(0)).optional()?;
     let counter = u64::try_from(counter.unwrap_or(0));
-    let fence = counter.map_err(|_| error::foreign()).and_then(Fence::after);
+    let fence = counter.map_err(|_| Error::foreign_lock()).and_then(Fence::after);
     let fence = fence.map_err(Trouble::Refused)?;
     let now = now();
     let expires_at = now.expiry(request.ttl());

@@ -27,6 +27,7 @@ pub use common::fence::{Fence, Fenced, Fencing, Unfenced};
 pub use common::hash_id::{HashId, hash_key};
 pub use common::key::{Key, MAX_KEY_LENGTH_BYTES};
 pub use common::lock_id::LockId;
+pub use common::lost_reason::LostReason;
 pub use common::storage_key::KeySpace;
 pub use common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp, is_live};
 pub use common::ttl::Ttl;
@@ -35,9 +36,7 @@ pub use contract::LockBackend;
 pub use contract::advice::Advice;
 pub use contract::capabilities::{Capabilities, TimeAuthority};
 pub use contract::erased::AnyBackend;
-pub use contract::event::{
-    EngineEvent, EventSink, LockEvent, LostReason, Operation, Reason, WaitOutcome,
-};
+pub use contract::event::{EngineEvent, EventSink, LockEvent, Operation, Reason, WaitOutcome};
 pub use contract::inspect::{Cursor, Inspection, Inspector, Page};
 pub use contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
 pub use contract::request::{AcquireRequest, ExtendRequest, Hint, Receipt, ReleaseRequest};

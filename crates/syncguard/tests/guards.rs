@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use support::{Call, Fault, Faulty, Reports, key, locker, ms, ttl_ms};
 use syncguard::{
-    ErrorCode, LockBackend, LockGuard, LockOptions, Locker, MemoryBackend, Release, ReleaseSource,
+    ErrorCode, LockBackend, LockGuard, LockOptions, Locker, LostReason, MemoryBackend, Release,
+    ReleaseRequest, ReleaseSource,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -192,6 +193,9 @@ async fn options_that_make_no_sense_are_refused() {
     assert!(refused(LockOptions::default().renew().max_hold(ms(10))), "shorter than the TTL");
     assert!(refused(LockOptions::default().renew().ttl(ttl_ms(2))), "too short to renew");
     assert!(refused(LockOptions::default().release_timeout(Duration::ZERO)));
+    let short = LockOptions::default().ttl(ttl_ms(3_000));
+    assert!(refused(short.clone().stop_margin(ms(3_000))), "no time to work");
+    assert!(refused(short.renew().stop_margin(ms(2_000))), "no time to renew");
     let retry = syncguard::RetryPolicy { max_delay: Some(ms(1)), ..Default::default() };
     assert!(refused(LockOptions::default().retry(retry)), "the longest below the first");
     let retry = syncguard::RetryPolicy { delay: Duration::ZERO, ..Default::default() };
@@ -353,7 +357,76 @@ async fn shutdown_gives_up_after_its_limit_and_says_so() {
     drop(guard);
     let error = locker.shutdown_within(ms(500)).await.expect_err("it hangs");
     assert_eq!(error.code(), ErrorCode::NetworkTimeout);
-    assert_eq!(error.to_string(), "1 releases were still under way after 500 ms");
+    assert_eq!(error.to_string(), "1 background releases were unfinished after 500 ms");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_was_lost_is_not_reported_as_released() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(1_000)));
+    let mut guard = locker.lock("k").await.expect("free");
+    tokio::time::sleep(ms(5_000)).await;
+    backend.fail_next(Call::Release, Fault::LosesReply(ErrorCode::NetworkTimeout));
+    drop(guard.release().await.expect_err("the answer was lost"));
+    assert!(matches!(guard.release().await.expect("works"), Release::NotHeld(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_begins_late_is_not_reported_as_late() {
+    let (backend, reports) = (Faulty::new(), Reports::default());
+    let locker = locker(&backend, reports.options().release_timeout(ms(50)));
+    let guard = locker.lock("k").await.expect("free");
+    backend.fail_next(Call::Release, Fault::Delayed(ms(10)));
+    drop(guard);
+    // The runtime gets to the release only after its time.
+    tokio::time::advance(ms(200)).await;
+    locker.shutdown().await.expect("released");
+    assert!(!backend.is_locked(&key("k")).await.expect("works"));
+    assert_eq!(reports.codes(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_counts_held_guards_and_release_all_releases_them() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().renew());
+    let guards = [locker.lock("a").await.expect("free"), locker.lock("b").await.expect("free")];
+    let error = locker.shutdown().await.expect_err("two guards are held");
+    assert_eq!(error.code(), ErrorCode::InvalidArgument);
+    assert!(error.to_string().starts_with("2 guards"), "{error}");
+    assert!(guards[0].is_valid(), "guards stay usable");
+    assert_eq!(locker.release_all(), 2);
+    assert!(!guards[0].is_valid());
+    assert_eq!(guards[1].lost().await, LostReason::Released);
+    locker.shutdown().await.expect("nothing is held");
+    for name in ["a", "b"] {
+        assert!(!backend.is_locked(&key(name)).await.expect("works"));
+    }
+    drop(guards);
+    locker.shutdown().await.expect("nothing is held");
+    assert_eq!(backend.count(Call::Release), 2, "each was released once");
+}
+
+#[test]
+fn a_handle_tells_the_loss_in_another_runtime_and_after_its_own_has_ended() {
+    let [home, elsewhere] = runtimes();
+    let backend = MemoryBackend::new();
+    let options = LockOptions::default().ttl(ttl_ms(100));
+    let (short, long) = home.block_on(async {
+        let locker = Locker::builder(backend.clone()).options(options).build().expect("valid");
+        let short = locker.lock("short").await.expect("free");
+        let long = locker.with_options(LockOptions::default()).expect("valid");
+        (short, long.lock("long").await.expect("free"))
+    });
+    let home_thread = std::thread::spawn(move || {
+        home.block_on(async { tokio::time::sleep(ms(300)).await });
+        home
+    });
+    assert_eq!(elsewhere.block_on(short.lost()), LostReason::Expired);
+    let (token, held) = (long.lost_token(), long.held());
+    home_thread.join().expect("no panic").shutdown_timeout(ms(1_000));
+    // Nothing would notice its end any longer.
+    assert_eq!(elsewhere.block_on(held.lost()), LostReason::Unreachable);
+    elsewhere.block_on(token.cancelled());
 }
 
 #[test]
@@ -375,4 +448,23 @@ fn a_runtime_without_a_timer_is_refused() {
     let error = runtime.block_on(async { Locker::new(MemoryBackend::new()) });
     drop(std::panic::take_hook());
     assert_eq!(error.expect_err("no timer").code(), ErrorCode::InvalidArgument);
+}
+
+/// The loss comes while the token's task is being polled on another thread.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_loss_is_missed_by_a_token() {
+    let backend = MemoryBackend::new();
+    let locker = Locker::new(backend.clone()).expect("in a runtime");
+    for round in 0..20_000_u32 {
+        let guard = locker.lock("k").await.expect("free");
+        let token = guard.lost_token();
+        for _ in 0..round % 64 {
+            std::hint::spin_loop();
+        }
+        let stolen = ReleaseRequest::new(guard.lock_id());
+        backend.release(&stolen).await.expect("works");
+        drop(guard.extend(ttl_ms(1_000)).await.expect("works"));
+        let told = tokio::time::timeout(Duration::from_secs(10), token.cancelled()).await;
+        assert!(told.is_ok(), "missed in round {round}");
+    }
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use support::{Call, Fault, Faulty, key, locker, ms, ttl_ms};
 use syncguard::{
-    Backoff, CancellationToken, ErrorCode, Jitter, LockBackend, LockOptions, Release, RetryPolicy,
+    Acquire, AcquireRequest, Backoff, CancellationToken, ErrorCode, Jitter, LockBackend,
+    LockOptions, Release, RetryPolicy,
 };
 use tokio::time::Instant;
 
@@ -62,9 +63,46 @@ async fn a_timeout_of_zero_makes_no_attempt_and_wins_over_cancellation() {
     let locker = locker(&backend, options);
     let error = locker.lock("k").await.expect_err("no time");
     assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
-    let error = locker.try_lock("k").await.expect_err("no time");
-    assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
     assert_eq!(backend.count(Call::Acquire), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_lock_makes_one_attempt_whatever_the_timeout() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().timeout(Duration::ZERO));
+    let guard = locker.try_lock("k").await.expect("works").expect("free");
+    assert!(locker.try_lock("k").await.expect("works").is_none());
+    assert_eq!(backend.count(Call::Acquire), 2);
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_a_timeout_and_no_retry_policy_only_the_timeout_ends_the_wait() {
+    for backend in [Faulty::new(), Faulty::polling()] {
+        let holder = locker(&backend, LockOptions::default().ttl(ttl_ms(3_600_000)));
+        let _guard = holder.lock("k").await.expect("free");
+        let waiter = locker(&backend, LockOptions::default().timeout(ms(120_000)));
+        let started = Instant::now();
+        let error = waiter.lock("k").await.expect_err("held");
+        assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+        assert_eq!(started.elapsed(), ms(120_000));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn retries_are_used_up_while_this_process_holds_the_lock() {
+    let backend = Faulty::new();
+    let retry = RetryPolicy { max_retries: Some(2), delay: ms(10), ..plain_retry() };
+    let locker = locker(&backend, LockOptions::default().retry(retry));
+    let _guard = locker.lock("k").await.expect("free");
+    let started = Instant::now();
+    // The first waits at the head of the queue, the second behind it.
+    let (first, second) = tokio::join!(locker.lock("k"), locker.lock("k"));
+    for outcome in [first, second] {
+        assert_eq!(outcome.expect_err("held").code(), ErrorCode::AcquisitionTimeout);
+    }
+    assert!(started.elapsed() < ms(1_000), "{:?}", started.elapsed());
+    assert_eq!(backend.count(Call::Acquire), 1, "the answer was known");
 }
 
 #[tokio::test(start_paused = true)]
@@ -73,7 +111,9 @@ async fn cancelled_before_there_is_no_io() {
     let token = CancellationToken::new();
     token.cancel();
     let locker = locker(&backend, LockOptions::default().cancel(token));
-    assert_eq!(locker.lock("k").await.expect_err("cancelled").code(), ErrorCode::Aborted);
+    let error = locker.lock("k").await.expect_err("canceled");
+    assert_eq!(error.code(), ErrorCode::Aborted);
+    assert!(error.is_canceled() && !error.is_shut_down() && error.lost().is_none());
     assert_eq!(locker.try_lock("k").await.expect_err("cancelled").code(), ErrorCode::Aborted);
     assert_eq!(backend.count(Call::Acquire), 0);
 }
@@ -223,6 +263,23 @@ async fn a_late_copy_of_a_granted_request_is_undone_after_its_release() {
     let before = backend.count(Call::Release);
     locker.shutdown_within(ms(60_000)).await.expect("the undo ends");
     assert!(backend.count(Call::Release) > before, "the first copy may still arrive");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_undo_of_a_replay_goes_on_while_another_copy_may_arrive() {
+    let backend = Faulty::new();
+    let options = LockOptions::default().ttl(ttl_ms(10_000)).ride_out_errors(true);
+    let locker = locker(&backend, options.timeout(ms(1_000)));
+    // The first copy is on its way for three seconds; the second is granted after the caller left.
+    backend.fail_next(Call::Acquire, Fault::Fails(ErrorCode::NetworkTimeout));
+    backend.fail_next(Call::Acquire, Fault::Delayed(ms(1_500)));
+    drop(locker.lock("k").await.expect_err("no time left"));
+    tokio::time::sleep(ms(2_000)).await;
+    assert!(backend.count(Call::Release) >= 1, "the second copy was undone");
+    let late = AcquireRequest::carried(key("k"), backend.acquire_ids()[0], ttl_ms(10_000));
+    assert!(matches!(backend.inner.acquire(&late).await.expect("works"), Acquire::Acquired(_)));
+    locker.shutdown_within(ms(60_000)).await.expect("the undo ends");
+    assert!(!backend.is_locked(&key("k")).await.expect("works"), "the late copy was undone too");
 }
 
 #[tokio::test(start_paused = true)]
@@ -487,9 +544,11 @@ async fn shutdown_ends_waits_and_refuses_new_ones() {
         async move { locker.lock("k").await.map(drop) }
     });
     tokio::task::yield_now().await;
-    locker.shutdown().await.expect("nothing to wait for");
+    let error = locker.shutdown().await.expect_err("a guard is held");
+    assert!(error.to_string().starts_with("1 guards still hold their locks"), "{error}");
     let error = waiting.await.expect("no panic").expect_err("shut down");
     assert_eq!(error.code(), ErrorCode::Aborted);
+    assert!(error.is_shut_down() && !error.is_canceled());
     assert_eq!(locker.lock("k").await.expect_err("shut down").code(), ErrorCode::Aborted);
     assert_eq!(guard.release().await.expect("guards stay usable"), Release::Released);
 }

@@ -110,7 +110,7 @@ async fn supervise(
             Some(signal) = signals.recv() => process.forward(signal),
             // Typed in a pipeline, where the terminal is ours: we follow when the command stops.
             _ = stop.recv() => process.send(Signal::SIGTSTP),
-            reason = guard.lost() => break lost(reason).to_owned(),
+            reason = guard.lost() => break lost(reason),
             () = &mut too_long => {
                 let longest = output::duration(args.max_hold.unwrap_or_default());
                 break format!("the command took longer than {longest}");
@@ -124,12 +124,8 @@ async fn supervise(
     Err(Failure::new(LOST, format!("{why}; the command was ended")))
 }
 
-fn lost(reason: LostReason) -> &'static str {
-    match reason {
-        LostReason::Expired => "the lock was lost: it expired before it could be renewed",
-        LostReason::NotHeld => "the lock was lost: it was taken away",
-        LostReason::Unreachable => "the lock was lost: the store could not be reached in time",
-    }
+fn lost(reason: LostReason) -> String {
+    format!("lock lost: {reason}")
 }
 
 /// Ends the command and all that it has started: asks first, then kills.

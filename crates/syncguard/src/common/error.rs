@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::key::Key;
 use super::lock_id::LockId;
+use super::lost_reason::LostReason;
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -105,6 +106,7 @@ pub struct Error(Box<Inner>);
 struct Inner {
     code: ErrorCode,
     message: String,
+    abort_reason: Option<AbortReason>,
     may_have_taken_effect: bool,
     operation: Option<&'static str>,
     backend: Option<&'static str>,
@@ -113,12 +115,21 @@ struct Inner {
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
+/// What tells errors of the code [`ErrorCode::Aborted`] apart.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AbortReason {
+    Canceled,
+    ShutDown,
+    Lost(LostReason),
+}
+
 impl Error {
     /// Makes an error. The message is one lowercase sentence without key, lock id or password.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             code,
             message: message.into(),
+            abort_reason: None,
             may_have_taken_effect: matches!(
                 code,
                 ErrorCode::ServiceUnavailable | ErrorCode::NetworkTimeout | ErrorCode::Internal
@@ -151,6 +162,28 @@ impl Error {
 
     pub(crate) fn aborted(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Aborted, message)
+    }
+
+    /// A caller's token was canceled.
+    pub(crate) fn canceled(message: &'static str) -> Self {
+        Self::aborted_because(AbortReason::Canceled, message)
+    }
+
+    /// The locker was shut down.
+    pub(crate) fn shut_down() -> Self {
+        Self::aborted_because(AbortReason::ShutDown, "the locker was shut down")
+    }
+
+    /// Work was ended because its lock is not held any longer.
+    pub(crate) fn lost_lock(reason: LostReason) -> Self {
+        let message = format!("the work was stopped: {reason}");
+        Self::aborted_because(AbortReason::Lost(reason), message)
+    }
+
+    fn aborted_because(reason: AbortReason, message: impl Into<String>) -> Self {
+        let mut error = Self::aborted(message);
+        error.0.abort_reason = Some(reason);
+        error
     }
 
     /// Notes the key that the operation was about. It is shown as a hash.
@@ -202,6 +235,27 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         self.0.code
+    }
+
+    /// Why the lock was lost, if work was ended because of that: something to look into.
+    #[must_use]
+    pub fn lost(&self) -> Option<LostReason> {
+        match self.0.abort_reason {
+            Some(AbortReason::Lost(reason)) => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Whether the caller's own token, or the dropping of a wait, ended the operation.
+    #[must_use]
+    pub fn is_canceled(&self) -> bool {
+        self.0.abort_reason == Some(AbortReason::Canceled)
+    }
+
+    /// Whether the operation ended because its locker was shut down.
+    #[must_use]
+    pub fn is_shut_down(&self) -> bool {
+        self.0.abort_reason == Some(AbortReason::ShutDown)
     }
 
     /// The key the operation was about, if it is known. Sensitive: do not log it.

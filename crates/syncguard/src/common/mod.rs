@@ -10,6 +10,7 @@ pub(crate) mod fence;
 pub(crate) mod hash_id;
 pub(crate) mod key;
 pub(crate) mod lock_id;
+pub(crate) mod lost_reason;
 pub(crate) mod sharded;
 pub(crate) mod storage_key;
 pub(crate) mod time;

@@ -9,6 +9,7 @@ use crate::common::error::ErrorCode;
 use crate::common::hash_id::HashId;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
+use crate::common::lost_reason::LostReason;
 
 /// Which operation an event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -115,39 +116,6 @@ impl LockEvent {
             key: None,
             lock_id: None,
         }
-    }
-}
-
-/// Why a held lock is not ours any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LostReason {
-    /// Its time was over and nobody extended it.
-    Expired,
-    /// The store says that somebody else holds it, or nobody.
-    NotHeld,
-    /// The store could not be asked to extend it before its time was over.
-    Unreachable,
-}
-
-impl LostReason {
-    /// A word for logs and labels.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Expired => "expired",
-            Self::NotHeld => "not-held",
-            Self::Unreachable => "unreachable",
-        }
-    }
-}
-
-impl fmt::Display for LostReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Expired => "its time was over",
-            Self::NotHeld => "the store says it is not held any more",
-            Self::Unreachable => "the store could not be reached before its time was over",
-        })
     }
 }
 

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::common::error::Result;
 use crate::common::key::Key;
@@ -175,13 +176,14 @@ pub struct ExtendRequest {
     lock_id: LockId,
     ttl: Ttl,
     hint: Hint,
+    answer_within: Option<Duration>,
 }
 
 impl ExtendRequest {
     /// Sets the expiry of the lock that `lock_id` holds to *now + ttl*.
     #[must_use]
     pub fn new(lock_id: LockId, ttl: Ttl) -> Self {
-        Self { lock_id, ttl, hint: Hint::default() }
+        Self { lock_id, ttl, hint: Hint::default(), answer_within: None }
     }
 
     /// Adds a hint.
@@ -189,6 +191,20 @@ impl ExtendRequest {
     pub fn with_hint(mut self, hint: Hint) -> Self {
         self.hint = hint;
         self
+    }
+
+    /// Limits how long an answer is worth waiting for. A backend with a longer response timeout
+    /// ends the attempt by then, so that the next one can use another connection.
+    #[must_use]
+    pub fn answer_within(mut self, limit: Duration) -> Self {
+        self.answer_within = Some(limit);
+        self
+    }
+
+    /// How long to wait for an answer: `timeout`, or less if the caller will not wait so long.
+    #[must_use]
+    pub fn response_timeout(&self, timeout: Duration) -> Duration {
+        self.answer_within.map_or(timeout, |limit| limit.min(timeout))
     }
 
     /// The id that holds the lock.

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::carried::Carried;
-use super::clock::LocalInstant;
+use super::acquisition::{Acquisition, Verdict};
+use super::cleanup::undo_later;
+use super::context::Context;
+use super::detach::DetachOnDrop;
 use super::guard::LockGuard;
-use super::hold::Grant;
 use super::lanes::Visit;
-use super::locker::Context;
-use super::reaper::OrphanAcquire;
+use super::shared_lease::Grant;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::key::Key;
 use crate::contract::LockBackend;
@@ -25,21 +25,15 @@ pub(super) enum Found<B: LockBackend> {
 
 /// The attempts of one wait.
 ///
-/// A request that got no answer is *in doubt*: it may have taken the lock. It is sent again as it
-/// was, so that it can be granted only once, or it is undone; at the latest when this is dropped.
+/// An acquisition with an open copy may have taken the lock. Its request is sent again as it was,
+/// so that it can be granted only once, or it is undone; at the latest when this is dropped.
 pub(super) struct Attempts<'a, B: LockBackend> {
     context: &'a Arc<Context<B>>,
     key: &'a Key,
     count: &'a AtomicU32,
     /// The lane that a grant is to be noted in; without one, it is looked up.
     visit: Option<&'a Visit<'a>>,
-    in_doubt: Option<Sent>,
-}
-
-/// A request, and when it was sent for the first time.
-struct Sent {
-    request: AcquireRequest,
-    at: LocalInstant,
+    unsettled: Option<Acquisition>,
 }
 
 impl<'a, B: LockBackend> Attempts<'a, B> {
@@ -49,108 +43,83 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
         count: &'a AtomicU32,
         visit: Option<&'a Visit<'a>>,
     ) -> Self {
-        Self { context, key, count, visit, in_doubt: None }
+        Self { context, key, count, visit, unsettled: None }
     }
 
     /// Asks the store once.
     pub(super) async fn ask(&mut self) -> Result<Found<B>> {
-        let is_replay = self.in_doubt.as_ref().is_some_and(|sent| self.is_worth_repeating(sent));
-        let sent = match self.in_doubt.take() {
-            Some(sent) if is_replay => sent,
-            too_old => {
-                self.in_doubt = too_old;
-                self.undo_what_is_in_doubt();
-                let request = AcquireRequest::new(self.key.clone(), self.context.options.ttl)?;
-                Sent { request, at: self.context.ticker.now() }
-            }
-        };
+        let mut acquisition = self.begin()?;
         self.count.fetch_add(1, Ordering::Relaxed);
-        let (context, request) = (Arc::clone(self.context), sent.request.clone());
+        let (context, request) = (Arc::clone(self.context), acquisition.request().clone());
         // The context comes back with the answer, to be the guard's.
         let call = async move {
-            let answer = context.backend.acquire(&request).await;
+            let answer = context.engine.backend.acquire(&request).await;
             (answer, context)
         };
-        let adopt = |rest| orphan(self.context, &sent, is_replay).undo_later(rest);
-        let (answer, context) = Carried::new(call, adopt).await;
-        let in_doubt = match &answer {
-            Ok(Acquire::Acquired(_) | Acquire::Spent) => false,
-            // An answer about this copy says nothing about an earlier one.
-            Ok(Acquire::Contended { .. }) => is_replay,
-            Err(error) => is_replay || error.may_have_taken_effect(),
-        };
-        if in_doubt {
-            self.in_doubt = Some(Sent { request: sent.request.clone(), at: sent.at });
-        }
-        match answer {
-            Ok(Acquire::Acquired(lease)) => {
-                Ok(Found::Ours(self.guard(context, &sent, is_replay, &lease)))
+        let detach = |rest| undo_later(self.context, acquisition.clone(), rest);
+        let (answer, context) = DetachOnDrop::new(call, detach).await;
+        let verdict = acquisition.answered(&answer);
+        let found = match (verdict, answer) {
+            (Verdict::Granted, Ok(Acquire::Acquired(lease))) => {
+                return Ok(Found::Ours(self.guard(context, acquisition, &lease)));
             }
-            Ok(Acquire::Contended { free_in }) => Ok(Found::Taken { free_in }),
-            // The copy that was granted is over; the next attempt makes a new request.
-            Ok(Acquire::Spent) if is_replay => Ok(Found::Taken { free_in: Some(Duration::ZERO) }),
-            Ok(Acquire::Spent) => Err(Error::new(
+            (Verdict::NotGranted, Ok(Acquire::Contended { free_in })) => {
+                Ok(Found::Taken { free_in })
+            }
+            (Verdict::Impossible, _) => Err(Error::new(
                 ErrorCode::Internal,
                 "the backend says that a new request was used before",
             )
             .with_key(self.key)),
-            Err(error) => Err(error.with_key(self.key)),
+            (_, Err(error)) => Err(error.with_key(self.key)),
+            // The copy that was granted is over; the next attempt makes a new request.
+            (_, Ok(_)) => Ok(Found::Taken { free_in: Some(Duration::ZERO) }),
+        };
+        self.unsettled = Some(acquisition).filter(Acquisition::needs_undo);
+        found
+    }
+
+    /// The request to send: the one with an open copy while that is worth it, or a new one.
+    fn begin(&mut self) -> Result<Acquisition> {
+        let now = self.context.engine.ticker.now();
+        if let Some(unsettled) = &mut self.unsettled
+            && unsettled.is_worth_repeating(now)
+        {
+            unsettled.sent_again(now);
+            return Ok(self.unsettled.take().expect("BUG: it was there a line before"));
         }
+        self.undo_unsettled();
+        let request = AcquireRequest::new(self.key.clone(), self.context.options.ttl)?;
+        Ok(Acquisition::new(request, now))
     }
 
     fn guard(
         &self,
         context: Arc<Context<B>>,
-        sent: &Sent,
-        is_replay: bool,
+        acquisition: Acquisition,
         lease: &Lease<B::Fencing>,
     ) -> LockGuard<B> {
         let grant = Grant {
-            lock_id: sent.request.lock_id(),
+            lock_id: acquisition.request().lock_id(),
             token: lease.token(),
             expires_at: lease.expires_at(),
             receipt: lease.receipt().cloned(),
-            sent: sent.at,
-            ttl: sent.request.ttl(),
-            in_doubt: is_replay.then(|| sent.request.clone()),
+            sent: acquisition.first_sent(),
+            ttl: acquisition.request().ttl(),
+            unsettled: acquisition.is_open().then(|| Box::new(acquisition)),
         };
-        let until = grant.deadline();
-        match self.visit {
-            Some(visit) => visit.hold(until),
-            None => context.lanes.hold(self.key, until),
-        }
-        LockGuard::new(context, self.key.clone(), grant)
+        LockGuard::new(context, self.key.clone(), grant, self.visit)
     }
 
-    /// A grant to a copy of an old request is valid from its *first* sending, so an old one is not
-    /// worth much.
-    fn is_worth_repeating(&self, sent: &Sent) -> bool {
-        let age = self.context.ticker.now().since(sent.at);
-        age < sent.request.ttl().as_duration() / 2
-    }
-
-    fn undo_what_is_in_doubt(&mut self) {
-        if let Some(sent) = self.in_doubt.take() {
-            orphan(self.context, &sent, true).undo_later(None);
+    fn undo_unsettled(&mut self) {
+        if let Some(acquisition) = self.unsettled.take() {
+            undo_later(self.context, acquisition, None);
         }
     }
 }
 
 impl<B: LockBackend> Drop for Attempts<'_, B> {
     fn drop(&mut self) {
-        self.undo_what_is_in_doubt();
-    }
-}
-
-fn orphan<B: LockBackend>(
-    context: &Arc<Context<B>>,
-    sent: &Sent,
-    is_replay: bool,
-) -> OrphanAcquire<B> {
-    OrphanAcquire {
-        context: Arc::clone(context),
-        request: sent.request.clone(),
-        sent: sent.at,
-        is_replay,
+        self.undo_unsettled();
     }
 }

@@ -34,7 +34,7 @@ pub async fn cancellable<T>(
 ) -> Result<T> {
     tokio::select! {
         biased;
-        () = token.cancelled() => Err(Error::aborted("the operation was cancelled")),
+        () = token.cancelled() => Err(Error::canceled("the operation was canceled")),
         result = operation => result,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::pending;
-use std::ops::Add;
+use std::ops::{Add, Sub};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -33,6 +33,12 @@ pub(crate) struct Ticker {
 pub(crate) struct LocalInstant(Duration);
 
 impl LocalInstant {
+    /// A point in time for tests of what needs no clock.
+    #[cfg(test)]
+    pub(crate) const fn from_start(elapsed: Duration) -> Self {
+        Self(elapsed)
+    }
+
     pub(crate) fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -43,6 +49,14 @@ impl Add<Duration> for LocalInstant {
 
     fn add(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(duration))
+    }
+}
+
+impl Sub<Duration> for LocalInstant {
+    type Output = Self;
+
+    fn sub(self, duration: Duration) -> Self {
+        Self(self.0.saturating_sub(duration))
     }
 }
 

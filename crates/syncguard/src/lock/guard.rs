@@ -1,31 +1,26 @@
 //! The guard: a held lock that is released when it is dropped.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::ops::Deref;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::Poll;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::carried::Carried;
-use super::heartbeat;
-use super::hold::{Grant, Hold};
-use super::locker::Context;
-use super::options::ReleaseSource;
-use super::reaper::release_later;
+use super::context::Context;
+use super::lanes::{LocalHolder, Visit};
+use super::lease_task;
+use super::shared_lease::{Grant, SharedLease};
 use crate::common::error::Result;
 use crate::common::fence::{Fence, Fenced, Fencing};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
+use crate::common::lost_reason::LostReason;
 use crate::common::time::Timestamp;
 use crate::common::ttl::Ttl;
 use crate::contract::LockBackend;
-use crate::contract::event::LostReason;
-use crate::contract::outcome::{Absence, Extend, Release};
-use crate::contract::request::ReleaseRequest;
+use crate::contract::outcome::{Extend, Release};
 
 /// A held lock. Dropping it releases the lock in the background.
 ///
@@ -54,30 +49,30 @@ use crate::contract::request::ReleaseRequest;
 #[must_use = "dropping the guard releases the lock at once; keep it in a variable with a name"]
 pub struct LockGuard<B: LockBackend> {
     held: Held<B>,
-    ending: Ending,
-}
-
-/// How far a guard is on its way out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
-    /// Dropping the guard must release the lock. `true`: a release before had no answer.
-    Armed { release_was_sent: bool },
-    /// A release goes on in the background, or the lock was deliberately kept.
-    HandedOn,
-    /// The store has answered a release.
-    Answered,
 }
 
 impl<B: LockBackend> LockGuard<B> {
-    pub(super) fn new(context: Arc<Context<B>>, key: Key, grant: Grant<B::Fencing>) -> Self {
-        let hold = Arc::new(Hold::new(context, key, grant));
-        if hold.context.options.renew {
-            heartbeat::start(&hold);
+    /// A guard whose lane knows of it: the lane of the visit, or the one of its key.
+    pub(super) fn new(
+        context: Arc<Context<B>>,
+        key: Key,
+        grant: Grant<B::Fencing>,
+        visit: Option<&Visit<'_>>,
+    ) -> Self {
+        let until = grant.deadline();
+        let lease = Arc::new(SharedLease::new(context, key, grant));
+        let holder: Weak<dyn LocalHolder> = Arc::<SharedLease<B>>::downgrade(&lease);
+        match visit {
+            Some(visit) => visit.hold(until, holder),
+            None => lease.context.engine.lanes.hold(&lease.key, until, holder),
         }
-        Self { held: Held(hold), ending: Ending::Armed { release_was_sent: false } }
+        if lease.context.options.renew {
+            lease_task::start(&lease);
+        }
+        Self { held: Held(lease) }
     }
 
-    fn hold(&self) -> &Arc<Hold<B>> {
+    fn lease(&self) -> &Arc<SharedLease<B>> {
         &self.held.0
     }
 
@@ -91,57 +86,20 @@ impl<B: LockBackend> LockGuard<B> {
     ///
     /// Dropped half-way, the release goes on in the background.
     pub async fn release(&mut self) -> Result<Release> {
-        if self.ending == Ending::Answered {
-            return Ok(Release::NotHeld(Absence::NotFound));
-        }
-        let hold = Arc::clone(self.hold());
-        hold.context.check_for_a_runtime()?;
-        hold.let_go();
-        let release_was_sent = self.ending != Ending::Armed { release_was_sent: false };
-        self.ending = Ending::HandedOn;
-        let request = ReleaseRequest::new(hold.lock_id).with_hint(hold.hint());
-        let caller = Arc::clone(&hold);
-        let call = async move { caller.context.backend.release(&request).await };
-        let adopt = |rest| release_later(Arc::clone(&hold), ReleaseSource::Guard, rest);
-        let mut call = Carried::new(call, adopt);
-        let begun = poll_fn(|context| Poll::Ready(Pin::new(&mut call).poll(context))).await;
-        let answer = match begun {
-            Poll::Ready(answer) => answer,
-            Poll::Pending => {
-                // Only a call that waits needs its runtime. Elsewhere it is handed home.
-                hold.context.check_runtime()?;
-                call.await
-            }
-        };
-        match answer {
-            Ok(answer) => {
-                self.ending = Ending::Answered;
-                if matches!(answer, Release::NotHeld(_)) && !release_was_sent {
-                    hold.was_not_held();
-                }
-                hold.undo_what_is_in_doubt();
-                hold.give_back();
-                // The release before this one may have worked although its answer was lost.
-                Ok(if release_was_sent { Release::Released } else { answer })
-            }
-            Err(error) => {
-                let may_have_worked = release_was_sent || error.may_have_taken_effect();
-                self.ending = Ending::Armed { release_was_sent: may_have_worked };
-                Err(error.with_key(&hold.key).with_lock_id(hold.lock_id))
-            }
-        }
+        self.lease().context.engine.check_for_a_runtime()?;
+        self.lease().release().await
     }
 
     /// Gives the lock back within the time that the options allow. What remains to be done goes on
     /// in the background, and is reported there.
     pub(crate) async fn finish(&mut self) {
-        let hold = Arc::clone(self.hold());
-        hold.let_go();
+        let lease = Arc::clone(self.lease());
+        let limit = lease.release_limit();
         tokio::select! {
             biased;
-            // After an error the guard is still armed: dropping it tries again and reports.
+            // After an error dropping the guard tries again and reports.
             _answer = self.release() => {}
-            () = hold.context.ticker.sleep_until(hold.release_limit()) => {}
+            () = lease.context.engine.ticker.sleep_until(limit) => {}
         }
     }
 
@@ -150,11 +108,9 @@ impl<B: LockBackend> LockGuard<B> {
     ///
     /// Renewal ends.
     #[must_use]
-    pub fn leak(mut self) -> LockId {
-        self.hold().let_go();
-        self.hold().give_back();
-        self.ending = Ending::HandedOn;
-        self.hold().lock_id
+    pub fn leak(self) -> LockId {
+        self.lease().keep();
+        self.lease().lock_id
     }
 
     /// A handle for work that runs under this lock: it can look and extend, not release.
@@ -175,10 +131,7 @@ impl<B: LockBackend> Deref for LockGuard<B> {
 
 impl<B: LockBackend> Drop for LockGuard<B> {
     fn drop(&mut self) {
-        self.hold().let_go();
-        if matches!(self.ending, Ending::Armed { .. }) {
-            release_later(Arc::clone(self.hold()), ReleaseSource::Guard, None);
-        }
+        self.lease().abandon();
     }
 }
 
@@ -193,7 +146,7 @@ impl<B: LockBackend> fmt::Debug for LockGuard<B> {
 }
 
 /// A handle to a held lock for the work that runs under it: it can look and extend, not release.
-pub struct Held<B: LockBackend>(Arc<Hold<B>>);
+pub struct Held<B: LockBackend>(Arc<SharedLease<B>>);
 
 impl<B: LockBackend> Clone for Held<B> {
     fn clone(&self) -> Self {
@@ -246,24 +199,27 @@ impl<B: LockBackend> Held<B> {
     ///
     /// Dropped half-way, the extend goes on in the background and its answer is noted.
     pub async fn extend(&self, ttl: Ttl) -> Result<Extend> {
-        self.0.context.check_runtime()?;
+        self.0.context.engine.check_runtime()?;
         let answer = self.0.extend(ttl).await;
         answer.map_err(|error| error.with_key(&self.0.key).with_lock_id(self.0.lock_id))
     }
 
-    /// Waits until the lock is lost and tells why. Never ends while it is ours, nor after the
-    /// guard has let go.
+    /// Waits until the lock is not ours any longer and tells why:
+    /// [`LostReason::Released`] when the guard gave it back, another reason when it was lost.
     ///
-    /// With [renewal](crate::LockOptions::renew) it is told at once; without, when the time is over.
+    /// With [renewal](crate::LockOptions::renew) a loss is told at once; without, when the time is
+    /// over. It can be awaited in any runtime, and outside of one.
     ///
     /// # Cancel safety
     ///
     /// Nothing is changed, dropped or not.
     pub async fn lost(&self) -> LostReason {
-        self.0.lost().await
+        lease_task::start(&self.0);
+        self.0.ended().await
     }
 
-    /// Runs work as long as the lock is ours: at its loss the work is dropped.
+    /// Runs work as long as the lock is ours: when it is lost or given back, the work is dropped. If
+    /// that has happened before, the work does not start.
     ///
     /// Work that was moved to a blocking thread cannot be ended that way; it must ask
     /// [`is_valid`](Self::is_valid) itself, and send the fence with every write.
@@ -292,17 +248,16 @@ impl<B: LockBackend> Held<B> {
         }
     }
 
-    /// A token that is cancelled when the lock is lost.
+    /// A token that is canceled when the lock is not ours any longer, for whatever reason
+    /// [`lost`](Self::lost) would tell.
     #[must_use]
     pub fn lost_token(&self) -> CancellationToken {
         let token = CancellationToken::new();
-        let (hold, lost) = (Arc::clone(&self.0), token.clone());
-        self.0.context.reaper.spawn_untracked(async move {
-            tokio::select! {
-                biased;
-                _reason = hold.lost() => lost.cancel(),
-                () = hold.ended() => {}
-            }
+        // Whatever ends the task, the end of its runtime included, cancels the token.
+        let (held, cancel_on_drop) = (self.clone(), token.clone().drop_guard());
+        self.0.context.engine.background.spawn_untracked(async move {
+            held.lost().await;
+            drop(cancel_on_drop);
         });
         token
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::Notify;
 
@@ -29,22 +29,39 @@ pub(super) struct Lane {
     pub(super) turn: tokio::sync::Mutex<Turn>,
     /// Tells the first that this process has given the lock back.
     pub(super) given_back: Notify,
-    /// This process holds the lock itself, until about this time.
-    held_until: Mutex<Option<LocalInstant>>,
+    /// What this process knows of its own lock.
+    local: Mutex<Option<LocalHold>>,
+}
+
+/// A lock that this process holds itself.
+struct LocalHold {
+    /// Until about this time.
+    until: LocalInstant,
+    holder: Weak<dyn LocalHolder>,
+}
+
+/// What holds a lock in this process.
+pub(super) trait LocalHolder: Send + Sync {
+    /// Gives the lock back in the background, although its guard is still there.
+    fn release_now(self: Arc<Self>);
 }
 
 impl Lane {
     pub(super) fn held_until(&self) -> Option<LocalInstant> {
-        *self.held_until_mut()
+        self.local().as_ref().map(|hold| hold.until)
     }
 
     /// Forgets that this process holds the lock.
     pub(super) fn set_not_held(&self) {
-        *self.held_until_mut() = None;
+        *self.local() = None;
     }
 
-    fn held_until_mut(&self) -> MutexGuard<'_, Option<LocalInstant>> {
-        self.held_until.lock().unwrap_or_else(PoisonError::into_inner)
+    fn set_held(&self, until: LocalInstant, holder: Weak<dyn LocalHolder>) {
+        *self.local() = Some(LocalHold { until, holder });
+    }
+
+    fn local(&self) -> MutexGuard<'_, Option<LocalHold>> {
+        self.local.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -119,8 +136,17 @@ impl Lanes {
     }
 
     /// Notes that this process holds the lock of a key, until [`Self::give_back`].
-    pub(super) fn hold(&self, key: &Key, until: LocalInstant) {
-        self.add_visitor(key, |lane| *lane.held_until_mut() = Some(until));
+    pub(super) fn hold(&self, key: &Key, until: LocalInstant, holder: Weak<dyn LocalHolder>) {
+        self.add_visitor(key, |lane| lane.set_held(until, holder));
+    }
+
+    /// Everything that holds a lock in this process now.
+    pub(super) fn holders(&self) -> Vec<Arc<dyn LocalHolder>> {
+        let holder = |entry: &Entry| entry.lane.local().as_ref()?.holder.upgrade();
+        self.by_key
+            .shards()
+            .flat_map(|shard| shard.values().filter_map(holder).collect::<Vec<_>>())
+            .collect()
     }
 
     /// Notes that this process does not hold the lock any more, and tells the first waiter.
@@ -184,8 +210,8 @@ pub(super) struct Visit<'a> {
 
 impl Visit<'_> {
     /// Notes that the visitor has got the lock, until [`Lanes::give_back`].
-    pub(super) fn hold(&self, until: LocalInstant) {
-        *self.lane.held_until_mut() = Some(until);
+    pub(super) fn hold(&self, until: LocalInstant, holder: Weak<dyn LocalHolder>) {
+        self.lane.set_held(until, holder);
         self.has_become_a_hold.store(true, Ordering::Relaxed);
     }
 }
@@ -202,6 +228,12 @@ impl Drop for Visit<'_> {
 mod tests {
     use super::*;
     use crate::lock::clock::{LocalClock, Ticker};
+
+    struct Nobody;
+
+    impl LocalHolder for Nobody {
+        fn release_now(self: Arc<Self>) {}
+    }
 
     #[test]
     fn a_lane_disappears_with_its_last_visitor() {
@@ -220,7 +252,8 @@ mod tests {
         let lanes = Lanes::new();
         let key = Key::new("k").expect("valid");
         let until = Ticker::new(LocalClock::Tokio, tokio::runtime::Handle::current()).now();
-        lanes.hold(&key, until);
+        let holder = Arc::downgrade(&(Arc::new(Nobody) as Arc<dyn LocalHolder>));
+        lanes.hold(&key, until, holder);
         assert_eq!(lanes.enter(&key).lane.held_until(), Some(until));
         lanes.give_back(&key);
         assert_eq!(lanes.len(), 0);

@@ -2,28 +2,26 @@
 
 use std::fmt;
 use std::future::Future;
-use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::catch_unwind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::task;
 use tokio_util::sync::CancellationToken;
 
+use super::background::Background;
 use super::clock::{LocalClock, Ticker};
+use super::context::{Context, Engine};
 use super::guard::{Held, LockGuard};
-use super::hold::Grant;
 use super::lanes::Lanes;
 use super::options::LockOptions;
-use super::reaper::Reaper;
+use super::shared_lease::Grant;
 use super::wait::Wait;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::contract::LockBackend;
-use crate::contract::event::{EngineEvent, EventSink};
+use crate::contract::event::EventSink;
 use crate::contract::outcome::Extend;
 use crate::contract::request::ExtendRequest;
 
@@ -46,95 +44,7 @@ use crate::contract::request::ExtendRequest;
 /// }
 /// ```
 pub struct Locker<B: LockBackend> {
-    contexts: Contexts<B>,
-}
-
-/// The same context several times over. Every lock counts a reference to its context; threads that
-/// count in different places do not slow each other down.
-#[derive(Debug)]
-struct Contexts<B>(Arc<[Arc<Context<B>>]>);
-
-impl<B> Contexts<B> {
-    const STRIPES: usize = 8;
-
-    fn new(shared: &Arc<Shared<B>>, options: LockOptions) -> Self {
-        let options = Arc::new(options);
-        let context = || Context { shared: Arc::clone(shared), options: Arc::clone(&options) };
-        Self((0..Self::STRIPES).map(|_| Arc::new(context())).collect())
-    }
-
-    /// The one for the current thread.
-    fn here(&self) -> &Arc<Context<B>> {
-        static THREADS: AtomicUsize = AtomicUsize::new(0);
-        thread_local! {
-            static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
-        }
-        &self.0[THREAD.with(|thread| thread % Self::STRIPES)]
-    }
-}
-
-/// A locker's options and what it shares with lockers of other options, behind one pointer. A cache
-/// line to itself, because its references are counted in front of it.
-#[derive(Debug)]
-#[repr(align(64))]
-pub(super) struct Context<B> {
-    shared: Arc<Shared<B>>,
-    pub(super) options: Arc<LockOptions>,
-}
-
-impl<B> Deref for Context<B> {
-    type Target = Shared<B>;
-
-    fn deref(&self) -> &Shared<B> {
-        &self.shared
-    }
-}
-
-/// What all clones of a locker, and all its guards, share.
-#[derive(Debug)]
-pub(super) struct Shared<B> {
-    pub(super) backend: B,
-    pub(super) ticker: Ticker,
-    pub(super) lanes: Lanes,
-    pub(super) reaper: Reaper,
-    pub(super) poll_interval: Duration,
-    observer: Option<Arc<dyn EventSink>>,
-    /// Ends all waits.
-    pub(super) shut_down: CancellationToken,
-}
-
-impl<B> Shared<B> {
-    /// Tells the observer, if there is one; nothing is computed otherwise.
-    pub(super) fn observe(&self, event: impl FnOnce() -> EngineEvent) {
-        if let Some(observer) = &self.observer {
-            // A panic in an observer must never break a lock.
-            if catch_unwind(AssertUnwindSafe(|| observer.engine(&event()))).is_err() {
-                tracing::debug!("an observer panicked");
-            }
-        }
-    }
-
-    /// Refuses to begin where there may be no runtime at all: a backend's first poll could panic.
-    ///
-    /// Inside a task there is one. Whether it is the right one can wait until a call has to wait:
-    /// asking tokio counts a reference that all threads share, and they would meet there.
-    pub(super) fn check_for_a_runtime(&self) -> Result<()> {
-        if task::try_id().is_some() { Ok(()) } else { self.check_runtime() }
-    }
-
-    /// A backend's connections live in one runtime; in another one a call could hang for ever.
-    pub(super) fn check_runtime(&self) -> Result<()> {
-        let home = self.reaper.runtime().id();
-        match Handle::try_current() {
-            Ok(here) if here.id() == home => Ok(()),
-            Ok(_) => Err(Error::invalid(
-                "the locker belongs to another runtime; build one locker per runtime",
-            )),
-            Err(_) => Err(Error::invalid(
-                "the locker needs the runtime it was built in; there is none here",
-            )),
-        }
-    }
+    context: Arc<Context<B>>,
 }
 
 impl<B: LockBackend> Locker<B> {
@@ -168,19 +78,20 @@ impl<B: LockBackend> Locker<B> {
     /// ```
     pub fn with_options(&self, options: LockOptions) -> Result<Self> {
         options.validate()?;
-        Ok(Self { contexts: Contexts::new(&self.context().shared, options) })
+        let engine = Arc::clone(&self.context.engine);
+        Ok(Self { context: Arc::new(Context { engine, options }) })
     }
 
     /// The options for the locks that this locker takes.
     #[must_use]
     pub fn options(&self) -> &LockOptions {
-        &self.context().options
+        &self.context.options
     }
 
     /// The backend.
     #[must_use]
     pub fn backend(&self) -> &B {
-        &self.context().backend
+        &self.context.engine.backend
     }
 
     /// Takes the lock if it is free; one attempt, no queueing.
@@ -194,7 +105,7 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let key = self.ready_for(key)?;
-        Wait::new(self.context(), &key).once().await
+        Wait::new(&self.context, &key).once().await
     }
 
     /// Takes the lock, waiting for it up to the [timeout](LockOptions::timeout).
@@ -216,7 +127,7 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let key = self.ready_for(key)?;
-        Wait::new(self.context(), &key).until_acquired().await
+        Wait::new(&self.context, &key).until_acquired().await
     }
 
     /// Takes the lock, runs `work` under it, and releases it.
@@ -255,10 +166,7 @@ impl<B: LockBackend> Locker<B> {
         let mut guard = self.lock(key).await?;
         let outcome = guard.run(work(guard.held())).await;
         guard.finish().await;
-        outcome.map_err(|reason| {
-            Error::aborted(format!("the work was ended because its lock was lost: {reason}"))
-                .with_key(guard.key())
-        })
+        outcome.map_err(|reason| Error::lost_lock(reason).with_key(guard.key()))
     }
 
     /// Takes over a lock that another process [leaked](LockGuard::leak), by its id.
@@ -270,12 +178,12 @@ impl<B: LockBackend> Locker<B> {
     ///
     /// Dropped half-way, the lock may have been extended and stays with its id.
     pub async fn adopt(&self, lock_id: LockId) -> Result<Option<LockGuard<B>>> {
-        self.context().check_runtime()?;
+        self.context.engine.check_runtime()?;
         self.check_not_shut_down()?;
-        let sent = self.context().ticker.now();
-        let backend = &self.context().backend;
+        let sent = self.context.engine.ticker.now();
+        let backend = &self.context.engine.backend;
         let with_id = |error: Error| error.with_lock_id(lock_id);
-        let request = ExtendRequest::new(lock_id, self.context().options.ttl);
+        let request = ExtendRequest::new(lock_id, self.context.options.ttl);
         let extension = match backend.extend(&request).await.map_err(with_id)? {
             Extend::Extended(extension) => extension,
             Extend::NotHeld(_) => return Ok(None),
@@ -289,15 +197,18 @@ impl<B: LockBackend> Locker<B> {
             expires_at: extension.expires_at(),
             receipt: extension.receipt().cloned(),
             sent,
-            ttl: self.context().options.ttl,
-            in_doubt: None,
+            ttl: self.context.options.ttl,
+            unsettled: None,
         };
-        self.context().lanes.hold(&stored.key, grant.deadline());
-        Ok(Some(LockGuard::new(Arc::clone(self.context()), stored.key, grant)))
+        Ok(Some(LockGuard::new(Arc::clone(&self.context), stored.key, grant, None)))
     }
 
-    /// Takes no new locks, ends all waits with [`ErrorCode::Aborted`], and waits until all releases in the background are done, for at most ten
-    /// seconds. Guards that are still held stay usable.
+    /// Takes no new locks, ends all waits with [`ErrorCode::Aborted`], and waits until all releases
+    /// in the background are done, for at most ten seconds.
+    ///
+    /// Guards that are still held stay usable, but once the process ends their locks stay until
+    /// their TTL. Then this answers [`ErrorCode::InvalidArgument`] and says how many: drop them
+    /// first, or call [`release_all`](Self::release_all).
     ///
     /// # Cancel safety
     ///
@@ -312,20 +223,40 @@ impl<B: LockBackend> Locker<B> {
     ///
     /// Dropped half-way, the releases go on; call it again to wait for them.
     pub async fn shutdown_within(&self, limit: Duration) -> Result<()> {
-        self.context().check_runtime()?;
-        self.context().shut_down.cancel();
-        let drained = tokio::time::timeout(limit, self.context().reaper.drain()).await;
+        let engine = &self.context.engine;
+        engine.check_runtime()?;
+        engine.shut_down.cancel();
+        let drained = tokio::time::timeout(limit, engine.background.drain()).await;
         drained.map_err(|_elapsed| {
-            let left = self.context().reaper.jobs();
+            let left = engine.background.jobs();
+            let limit_ms = limit.as_millis();
             Error::new(
                 ErrorCode::NetworkTimeout,
-                format!("{left} releases were still under way after {} ms", limit.as_millis()),
+                format!("{left} background releases were unfinished after {limit_ms} ms"),
             )
-        })
+        })?;
+        match engine.lanes.holders().len() {
+            0 => Ok(()),
+            held => Err(Error::invalid(format!(
+                "{held} guards still hold their locks; drop them first, or call release_all"
+            ))),
+        }
     }
 
-    fn context(&self) -> &Arc<Context<B>> {
-        self.contexts.here()
+    /// Releases every lock that a guard of this locker, or of one that shares its backend, still
+    /// holds, and answers how many there were. The releases go on in the background;
+    /// [`shutdown`](Self::shutdown) waits for them.
+    ///
+    /// Work under those guards sees [`LostReason::Released`](crate::LostReason::Released), and the
+    /// guards are inert.
+    #[expect(clippy::must_use_candidate, reason = "it is called for its effect")]
+    pub fn release_all(&self) -> usize {
+        let holders = self.context.engine.lanes.holders();
+        let count = holders.len();
+        for holder in holders {
+            holder.release_now();
+        }
+        count
     }
 
     fn ready_for<K>(&self, key: K) -> Result<Key>
@@ -334,14 +265,14 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let key = key.try_into()?;
-        self.context().check_for_a_runtime()?;
+        self.context.engine.check_for_a_runtime()?;
         self.check_not_shut_down()?;
         Ok(key)
     }
 
     fn check_not_shut_down(&self) -> Result<()> {
-        if self.context().shut_down.is_cancelled() {
-            return Err(Error::aborted("the locker has been shut down"));
+        if self.context.engine.shut_down.is_cancelled() {
+            return Err(Error::shut_down());
         }
         Ok(())
     }
@@ -349,17 +280,17 @@ impl<B: LockBackend> Locker<B> {
 
 impl<B: LockBackend> Clone for Locker<B> {
     fn clone(&self) -> Self {
-        Self { contexts: Contexts(Arc::clone(&self.contexts.0)) }
+        Self { context: Arc::clone(&self.context) }
     }
 }
 
 impl<B: LockBackend> fmt::Debug for Locker<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locker")
-            .field("backend", &self.context().backend)
-            .field("options", &self.context().options)
-            .field("lanes", &self.context().lanes)
-            .field("background_jobs", &self.context().reaper.jobs())
+            .field("backend", &self.context.engine.backend)
+            .field("options", &self.context.options)
+            .field("lanes", &self.context.engine.lanes)
+            .field("background_jobs", &self.context.engine.background.jobs())
             .finish()
     }
 }
@@ -428,15 +359,17 @@ impl<B: LockBackend> LockerBuilder<B> {
         catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).map_err(|_no_timer| {
             Error::invalid("the runtime has no timer; build it with enable_time or enable_all")
         })?;
-        let shared = Shared {
+        let engine = Engine {
             backend: self.backend,
             ticker: Ticker::new(self.clock, runtime.clone()),
             lanes: Lanes::new(),
-            reaper: Reaper::new(runtime),
+            background: Background::new(runtime),
             poll_interval: self.poll_interval,
             observer: self.observer,
             shut_down: CancellationToken::new(),
         };
-        Ok(Locker { contexts: Contexts::new(&Arc::new(shared), self.options) })
+        Ok(Locker {
+            context: Arc::new(Context { engine: Arc::new(engine), options: self.options }),
+        })
     }
 }

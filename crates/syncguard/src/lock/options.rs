@@ -30,10 +30,11 @@ use crate::common::ttl::Ttl;
 pub struct LockOptions {
     pub(crate) ttl: Ttl,
     pub(crate) timeout: Option<Duration>,
-    pub(crate) retry: RetryPolicy,
+    pub(crate) retry: Option<RetryPolicy>,
     pub(crate) ride_out_errors: bool,
     pub(crate) renew: bool,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) stop_margin: Duration,
     pub(crate) cancel: Option<CancellationToken>,
     pub(crate) release_timeout: Option<Duration>,
     pub(crate) on_release_error: Option<Arc<OnReleaseError>>,
@@ -67,15 +68,16 @@ pub enum ReleaseSource {
 }
 
 impl Default for LockOptions {
-    /// TTL 30 s, timeout 5 s, 10 retries from 100 ms with equal jitter, no renewal.
+    /// TTL 30 s, timeout 5 s, retries from 100 ms with equal jitter until the timeout, no renewal.
     fn default() -> Self {
         Self {
             ttl: Ttl::DEFAULT,
             timeout: Some(Duration::from_secs(5)),
-            retry: RetryPolicy::default(),
+            retry: None,
             ride_out_errors: false,
             renew: false,
             max_hold: None,
+            stop_margin: Duration::ZERO,
             cancel: None,
             release_timeout: None,
             on_release_error: None,
@@ -84,8 +86,8 @@ impl Default for LockOptions {
 }
 
 impl LockOptions {
-    /// The delay that a wait without end grows to, where no wake-ups help.
-    const PATIENT_DELAY: Duration = Duration::from_secs(5);
+    /// The delay that a long wait grows to, where no wake-ups help.
+    const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
     /// How long the lock lives without being extended.
     #[must_use]
@@ -94,7 +96,11 @@ impl LockOptions {
         self
     }
 
-    /// How long to wait for the lock in all, a running attempt included. Zero makes no attempt.
+    /// How long to wait for the lock in all, a running attempt included. With zero,
+    /// [`lock`](crate::Locker::lock) makes no attempt.
+    ///
+    /// The timeout alone ends the wait, unless a [`retry`](Self::retry) policy is chosen that ends
+    /// it before.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -106,16 +112,28 @@ impl LockOptions {
     #[must_use]
     pub fn wait_forever(mut self) -> Self {
         self.timeout = None;
-        self.retry.max_retries = None;
-        self.retry.max_delay.get_or_insert(Self::PATIENT_DELAY);
+        if let Some(retry) = &mut self.retry {
+            retry.max_retries = None;
+            retry.max_delay.get_or_insert(Self::LONGEST_DELAY.max(retry.delay));
+        }
         self
     }
 
-    /// When to ask the store again.
+    /// When to ask the store again, and how often. By default as [`RetryPolicy::default`], with
+    /// delays of at most five seconds and as many retries as the timeout allows.
     #[must_use]
     pub fn retry(mut self, retry: RetryPolicy) -> Self {
-        self.retry = retry;
+        self.retry = Some(retry);
         self
+    }
+
+    /// The policy in force: the one chosen, or the default one without an end of its own.
+    pub(crate) fn retry_policy(&self) -> RetryPolicy {
+        self.retry.unwrap_or(RetryPolicy {
+            max_retries: None,
+            max_delay: Some(Self::LONGEST_DELAY),
+            ..RetryPolicy::default()
+        })
     }
 
     /// Whether a wait goes on through errors that may pass ([`Error::is_retryable`]), until its
@@ -138,6 +156,17 @@ impl LockOptions {
     #[must_use]
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
+        self
+    }
+
+    /// How long work under the lock needs to stop. While no renewal succeeds, the loss is signaled
+    /// this long before the lock expires, as [`LostReason::Expiring`](crate::LostReason::Expiring),
+    /// so that the work has ended when the next holder begins. Zero by default.
+    ///
+    /// The lock is still held then: drop or release the guard when the work has stopped.
+    #[must_use]
+    pub fn stop_margin(mut self, margin: Duration) -> Self {
+        self.stop_margin = margin;
         self
     }
 
@@ -176,12 +205,22 @@ impl LockOptions {
         if self.renew && self.ttl.as_millis() < 3 {
             return Err(Error::invalid("a ttl below 3 ms is too short to be renewed"));
         }
-        let RetryPolicy { delay, max_delay, max_retries, .. } = self.retry;
+        let RetryPolicy { delay, max_delay, max_retries, .. } = self.retry_policy();
         if max_delay.is_some_and(|max_delay| max_delay < delay) {
             return Err(Error::invalid("the longest retry delay must not be below the first"));
         }
         if delay.is_zero() && max_retries.is_none() && self.timeout.is_none() {
-            return Err(Error::invalid("retries at once, for ever, would only burn the processor"));
+            return Err(Error::invalid(
+                "zero delay with unlimited retries and no timeout would busy-loop",
+            ));
+        }
+        let renewed_after = if self.renew { self.ttl.as_duration() / 3 } else { Duration::ZERO };
+        if self.stop_margin.saturating_add(renewed_after) >= self.ttl.as_duration() {
+            return Err(Error::invalid(if self.renew {
+                "stop_margin must be below two thirds of the ttl, or there is no time to renew"
+            } else {
+                "stop_margin must be below the ttl"
+            }));
         }
         match self.max_hold {
             Some(_) if !self.renew => {
@@ -207,6 +246,7 @@ impl fmt::Debug for LockOptions {
             .field("ride_out_errors", &self.ride_out_errors)
             .field("renew", &self.renew)
             .field("max_hold", &self.max_hold)
+            .field("stop_margin", &self.stop_margin)
             .field("release_timeout", &self.release_timeout)
             .finish_non_exhaustive()
     }

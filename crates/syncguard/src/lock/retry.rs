@@ -115,6 +115,11 @@ impl Schedule {
         Self { policy, timeout, retries: 0, due: None }
     }
 
+    /// Whether the number of retries can end the wait.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.policy.max_retries.is_some()
+    }
+
     /// When to ask again, after an attempt that ended at `elapsed` since the start.
     ///
     /// `cap` bounds the sleep, not the policy: an attempt made because of it is not a retry.
@@ -122,9 +127,12 @@ impl Schedule {
         if self.policy.max_retries.is_some_and(|max| self.retries >= max) {
             return Next::GiveUp;
         }
-        let (policy, retry) = (self.policy, self.retries + 1);
-        let due =
-            *self.due.get_or_insert_with(|| elapsed.saturating_add(policy.delay(retry, random)));
+        let delay = self.policy.delay(self.retries.saturating_add(1), random);
+        if let Some(cap) = cap.filter(|_| !self.is_limited()) {
+            // Without a number to count up to, an attempt is as good as a retry.
+            self.due = Some(elapsed.saturating_add(delay.min(cap)));
+        }
+        let due = *self.due.get_or_insert_with(|| elapsed.saturating_add(delay));
         let mut at = due.max(elapsed);
         if let Some(last) = self.last_attempt_at()
             && at > last
@@ -142,7 +150,7 @@ impl Schedule {
     pub(crate) fn timer_fired(&mut self, elapsed: Duration) {
         if self.due.is_some_and(|due| due <= elapsed) {
             self.due = None;
-            self.retries += 1;
+            self.retries = self.retries.saturating_add(1);
         }
     }
 

@@ -14,10 +14,12 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::attempt::{Attempts, Found};
 use super::clock::LocalInstant;
+use super::context::Context;
+use super::detach::poll_once;
 use super::guard::LockGuard;
 use super::lanes::{Lane, Turn};
-use super::locker::Context;
-use super::retry::{Next, Schedule};
+
+use super::retry::{Next, RetryPolicy, Schedule};
 use crate::common::backoff::random_fraction;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::key::Key;
@@ -49,7 +51,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         Self {
             context,
             key,
-            started: context.ticker.now(),
+            started: context.engine.ticker.now(),
             attempts: AtomicU32::new(0),
             under_way: OnceLock::new(),
             // What it is if the caller drops the wait.
@@ -60,7 +62,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     /// One attempt, without queueing.
     pub(super) async fn once(&mut self) -> Result<Option<LockGuard<B>>> {
         let mut attempts = Attempts::new(self.context, self.key, &self.attempts, None);
-        let result = self.bounded(pin!(attempts.ask())).await;
+        let result = self.bounded(pin!(attempts.ask()), self.attempt_deadline()).await;
         drop(attempts);
         self.outcome = match &result {
             Ok(Found::Ours(_)) => WaitOutcome::Acquired,
@@ -75,7 +77,11 @@ impl<'a, B: LockBackend> Wait<'a, B> {
 
     /// Attempts until the lock is ours or the time is over.
     pub(super) async fn until_acquired(&mut self) -> Result<LockGuard<B>> {
-        let result = self.bounded(pin!(self.in_turn())).await;
+        if self.context.options.timeout == Some(Duration::ZERO) {
+            self.outcome = WaitOutcome::TimedOut;
+            return Err(self.timed_out());
+        }
+        let result = self.bounded(pin!(self.in_turn()), self.deadline()).await;
         self.outcome = result.as_ref().map_or_else(outcome_of, |_guard| WaitOutcome::Acquired);
         result
     }
@@ -84,10 +90,11 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     ///
     /// Futures are passed by reference, and the limits are only made when there is something to
     /// wait for: a parked waiter is small, and a lock that is free costs no timer.
-    async fn bounded<T>(&self, mut wait: Pin<&mut impl Future<Output = Result<T>>>) -> Result<T> {
-        if self.context.options.timeout == Some(Duration::ZERO) {
-            return Err(self.timed_out());
-        }
+    async fn bounded<T>(
+        &self,
+        mut wait: Pin<&mut impl Future<Output = Result<T>>>,
+        deadline: Option<LocalInstant>,
+    ) -> Result<T> {
         let mut limits = None;
         let found = poll_fn(|context| {
             // First, so that a waiter whose turn comes with its cancellation asks nobody.
@@ -99,30 +106,31 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             }
             if limits.is_none() {
                 // Only what waits needs its runtime. What was sent elsewhere is undone at home.
-                self.context.check_runtime()?;
+                self.context.engine.check_runtime()?;
             }
-            self.under_way.get_or_init(|| self.context.reaper.under_way());
-            let limits = limits.get_or_insert_with(|| Box::pin(self.limits()));
+            self.under_way.get_or_init(|| self.context.engine.background.token());
+            let limits = limits.get_or_insert_with(|| Box::pin(self.limits(deadline)));
             limits.as_mut().poll(context).map(Err)
         })
         .await?;
         // A lock that came too late is dropped here, and so released.
-        if self.is_late() { Err(self.timed_out()) } else { Ok(found) }
+        if self.is_past(deadline) { Err(self.timed_out()) } else { Ok(found) }
     }
 
-    fn is_late(&self) -> bool {
-        self.deadline().is_some_and(|deadline| self.context.ticker.now() >= deadline)
+    fn is_past(&self, deadline: Option<LocalInstant>) -> bool {
+        deadline.is_some_and(|deadline| self.context.engine.ticker.now() >= deadline)
     }
 
     fn is_cancelled(&self) -> bool {
         let token = self.context.options.cancel.as_ref();
-        token.is_some_and(CancellationToken::is_cancelled) || self.context.shut_down.is_cancelled()
+        token.is_some_and(CancellationToken::is_cancelled)
+            || self.context.engine.shut_down.is_cancelled()
     }
 
     /// Waits for whatever ends the wait without the lock.
-    async fn limits(&self) -> Error {
+    async fn limits(&self, deadline: Option<LocalInstant>) -> Error {
         let cancelled = async {
-            let shut_down = self.context.shut_down.cancelled();
+            let shut_down = self.context.engine.shut_down.cancelled();
             match &self.context.options.cancel {
                 None => shut_down.await,
                 // Boxed, so that waiters without a token are smaller.
@@ -141,7 +149,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         tokio::select! {
             biased;
             () = cancelled => self.cancelled(),
-            () = self.context.ticker.sleep_until_some(self.deadline()) => self.timed_out(),
+            () = self.context.engine.ticker.sleep_until_some(deadline) => self.timed_out(),
         }
     }
 
@@ -149,28 +157,76 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         self.context.options.timeout.map(|timeout| self.started + timeout)
     }
 
+    /// A single attempt is made whatever the timeout; one of zero does not bound it.
+    fn attempt_deadline(&self) -> Option<LocalInstant> {
+        self.deadline().filter(|deadline| *deadline > self.started)
+    }
+
     /// Waits for the turn within this process, then for the lock.
     async fn in_turn(&self) -> Result<LockGuard<B>> {
-        let visit = self.context.lanes.enter(self.key);
+        let visit = self.context.engine.lanes.enter(self.key);
         let lane = &*visit.lane;
-        let mut turn = lane.turn.lock().await;
-        if self.is_late() {
+        let policy = self.context.options.retry_policy();
+        let (mut turn, schedule) = match policy.max_retries {
+            None => (lane.turn.lock().await, None),
+            // Boxed, so that waiters without a limit are smaller.
+            Some(_) => Box::pin(self.turn_within_retries(lane, policy)).await?,
+        };
+        if self.is_past(self.deadline()) {
             // Its turn came with its timeout; it leaves without asking.
             return Err(self.timed_out());
         }
         let mut attempts = Attempts::new(self.context, self.key, &self.attempts, Some(&visit));
         // What this process holds itself need not be asked for until it is given back; but with one
         // attempt and no retries there is no time to wait for that.
-        let retries = self.context.options.retry.max_retries;
         let mut holder = Holder::Here;
-        if lane.held_until().is_none() || retries == Some(0) {
+        if lane.held_until().is_none() || policy.max_retries == Some(0) {
             match self.ask(lane, &mut turn, &mut attempts).await? {
                 Found::Ours(guard) => return Ok(guard),
                 Found::Taken { free_in } => holder = Holder::Elsewhere { free_in },
             }
         }
         // Boxed, because only the first waiter of a key needs it.
-        Box::pin(self.contend(lane, turn, attempts, holder)).await
+        Box::pin(self.contend(lane, turn, attempts, holder, schedule)).await
+    }
+
+    /// Waits for the turn. A waiter in the queue knows that the lock is taken: its retries are used
+    /// up without asking.
+    async fn turn_within_retries<'lane>(
+        &self,
+        lane: &'lane Lane,
+        policy: RetryPolicy,
+    ) -> Result<(MutexGuard<'lane, Turn>, Option<Box<Schedule>>)> {
+        let ticker = &self.context.engine.ticker;
+        let mut schedule = Box::new(Schedule::new(policy, self.context.options.timeout));
+        let mut turn = pin!(lane.turn.lock());
+        loop {
+            if let Poll::Ready(turn) = poll_once(turn.as_mut()).await {
+                return Ok((turn, Some(schedule)));
+            }
+            let retry_at = self.next_retry(&mut schedule, None)?;
+            tokio::select! {
+                biased;
+                turn = turn.as_mut() => return Ok((turn, Some(schedule))),
+                () = ticker.sleep_until_some(retry_at) => {
+                    schedule.timer_fired(ticker.now().since(self.started));
+                }
+            }
+        }
+    }
+
+    /// When the policy wants its next retry, if it wants one before the timeout.
+    fn next_retry(
+        &self,
+        schedule: &mut Schedule,
+        cap: Option<Duration>,
+    ) -> Result<Option<LocalInstant>> {
+        let elapsed = self.context.engine.ticker.now().since(self.started);
+        match schedule.next(elapsed, cap, random_fraction()) {
+            Next::AskAt(at) => Ok(Some(self.started + at)),
+            Next::WaitForTimeout => Ok(None),
+            Next::GiveUp => Err(self.timed_out()),
+        }
     }
 
     /// Waits and asks until the lock is ours.
@@ -180,12 +236,16 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         mut turn: MutexGuard<'_, Turn>,
         mut attempts: Attempts<'_, B>,
         mut holder: Holder,
+        schedule: Option<Box<Schedule>>,
     ) -> Result<LockGuard<B>> {
         let options = &self.context.options;
-        let mut schedule = Schedule::new(options.retry, options.timeout);
+        let mut schedule = schedule
+            .unwrap_or_else(|| Box::new(Schedule::new(options.retry_policy(), options.timeout)));
         loop {
             match holder {
-                Holder::Here => self.pause_until_given_back(lane, &mut turn).await,
+                Holder::Here => {
+                    self.pause_until_given_back(lane, &mut turn, &mut schedule).await?;
+                }
                 Holder::Elsewhere { free_in } => {
                     self.pause(lane, &mut turn, &mut schedule, free_in).await?;
                 }
@@ -227,19 +287,37 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     }
 
     /// Sleeps until this process has given the lock back, or must have lost it. A wake-up would
-    /// only be the echo of an earlier release; the slow net stays.
-    async fn pause_until_given_back(&self, lane: &Lane, turn: &mut Turn) {
-        let Some(held_until) = lane.held_until() else { return };
-        let ticker = &self.context.ticker;
-        tokio::select! {
-            biased;
-            () = lane.given_back.notified() => {
-                if turn.courtesy.is_due() {
-                    self.let_others_go_first(turn).await;
+    /// only be the echo of an earlier release; the slow net stays. Retries are used up without
+    /// asking: the answer is known.
+    async fn pause_until_given_back(
+        &self,
+        lane: &Lane,
+        turn: &mut Turn,
+        schedule: &mut Schedule,
+    ) -> Result<()> {
+        let ticker = &self.context.engine.ticker;
+        let ask_anyway_at = ticker.now() + self.context.engine.poll_interval;
+        loop {
+            let Some(held_until) = lane.held_until() else { return Ok(()) };
+            let retry_at =
+                if schedule.is_limited() { self.next_retry(schedule, None)? } else { None };
+            tokio::select! {
+                biased;
+                () = lane.given_back.notified() => {
+                    if turn.courtesy.is_due() {
+                        self.let_others_go_first(turn).await;
+                    }
+                    return Ok(());
+                }
+                () = ticker.sleep_until(held_until) => {
+                    lane.set_not_held();
+                    return Ok(());
+                }
+                () = ticker.sleep_until(ask_anyway_at) => return Ok(()),
+                () = ticker.sleep_until_some(retry_at) => {
+                    schedule.timer_fired(ticker.now().since(self.started));
                 }
             }
-            () = ticker.sleep_until(held_until) => lane.set_not_held(),
-            () = ticker.sleep_until(ticker.now() + self.context.poll_interval) => {}
         }
     }
 
@@ -253,16 +331,11 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     ) -> Result<()> {
         /// A store whose clock is a little off must not be asked without a pause.
         const LEAST: Duration = Duration::from_millis(5);
-        let ticker = &self.context.ticker;
+        let ticker = &self.context.engine.ticker;
         let free_at = free_in.map(|free_in| ticker.now() + free_in.max(LEAST));
-        let elapsed = ticker.now().since(self.started);
         let are_working = turn.wake_ups.as_ref().is_some_and(WakeUps::are_working);
-        let cap = are_working.then_some(self.context.poll_interval);
-        let ask_at = match schedule.next(elapsed, cap, random_fraction()) {
-            Next::AskAt(at) => Some(self.started + at),
-            Next::WaitForTimeout => None,
-            Next::GiveUp => return Err(self.timed_out()),
-        };
+        let cap = are_working.then_some(self.context.engine.poll_interval);
+        let ask_at = self.next_retry(schedule, cap)?;
         if self.subscribe(turn).await {
             return Ok(());
         }
@@ -301,7 +374,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 drop(tokio::time::timeout(ROUND, wake_ups.woken()).await);
             }
         }
-        self.context.ticker.sleep(HEAD_START).await;
+        self.context.engine.ticker.sleep(HEAD_START).await;
     }
 
     /// Subscribes to wake-ups if nobody in this lane has yet. When that is new, one more attempt
@@ -309,24 +382,24 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     async fn subscribe(&self, turn: &mut Turn) -> bool {
         /// How long a subscription that failed is left alone.
         const LEFT_ALONE: Duration = Duration::from_secs(10);
-        let ticker = &self.context.ticker;
+        let ticker = &self.context.engine.ticker;
         if turn.wake_ups.is_some() || turn.subscribe_after.is_some_and(|at| ticker.now() < at) {
             return false;
         }
         // Noted before: a waiter that gives up meanwhile does not hand the trouble on.
         turn.subscribe_after = Some(ticker.now() + LEFT_ALONE);
         // Bounded, because nothing else is noticed meanwhile.
-        let limit = ticker.now() + self.context.poll_interval;
+        let limit = ticker.now() + self.context.engine.poll_interval;
         turn.wake_ups = tokio::select! {
             biased;
-            wake_ups = self.context.backend.wake_ups(self.key) => wake_ups,
+            wake_ups = self.context.engine.backend.wake_ups(self.key) => wake_ups,
             () = ticker.sleep_until(limit) => None,
         };
         turn.wake_ups.is_some()
     }
 
     fn timed_out(&self) -> Error {
-        let elapsed = self.context.ticker.now().since(self.started);
+        let elapsed = self.context.engine.ticker.now().since(self.started);
         let attempts = self.attempts.load(Ordering::Relaxed);
         let message = format!(
             "the lock was not obtained within {} ms ({attempts} attempts)",
@@ -336,16 +409,21 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     }
 
     fn cancelled(&self) -> Error {
-        Error::aborted("the wait for the lock was cancelled").with_key(self.key)
+        let error = if self.context.engine.shut_down.is_cancelled() {
+            Error::shut_down()
+        } else {
+            Error::canceled("the wait for the lock was canceled")
+        };
+        error.with_key(self.key)
     }
 }
 
 impl<B: LockBackend> Drop for Wait<'_, B> {
     fn drop(&mut self) {
-        self.context.observe(|| EngineEvent::Waited {
+        self.context.engine.observe(|| EngineEvent::Waited {
             key_hash: self.key.hash(),
             outcome: self.outcome,
-            waited: self.context.ticker.now().since(self.started),
+            waited: self.context.engine.ticker.now().since(self.started),
             attempts: self.attempts.load(Ordering::Relaxed),
         });
     }

@@ -1,27 +1,27 @@
 //! A call to the backend that is never abandoned: dropped half-way, it goes on in the background.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A call to the backend, polled by its caller. When it began and does not end here, `adopt` gets
+/// A call to the backend, polled by its caller. When it began and does not end here, `detach` gets
 /// the rest of it: the call itself when it was dropped half-way, nothing when it panicked.
-pub(super) struct Carried<T, Adopt: FnOnce(Option<BoxFuture<T>>)> {
+pub(super) struct DetachOnDrop<T, Detach: FnOnce(Option<BoxFuture<T>>)> {
     call: Option<BoxFuture<T>>,
     /// Taken when the call has ended or was handed on.
-    adopt: Option<Adopt>,
+    detach: Option<Detach>,
     has_begun: bool,
 }
 
-impl<T, Adopt: FnOnce(Option<BoxFuture<T>>)> Carried<T, Adopt> {
-    pub(super) fn new(call: impl Future<Output = T> + Send + 'static, adopt: Adopt) -> Self {
-        Self { call: Some(Box::pin(call)), adopt: Some(adopt), has_begun: false }
+impl<T, Detach: FnOnce(Option<BoxFuture<T>>)> DetachOnDrop<T, Detach> {
+    pub(super) fn new(call: impl Future<Output = T> + Send + 'static, detach: Detach) -> Self {
+        Self { call: Some(Box::pin(call)), detach: Some(detach), has_begun: false }
     }
 }
 
-impl<T, Adopt: FnOnce(Option<BoxFuture<T>>) + Unpin> Future for Carried<T, Adopt> {
+impl<T, Detach: FnOnce(Option<BoxFuture<T>>) + Unpin> Future for DetachOnDrop<T, Detach> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
@@ -32,18 +32,23 @@ impl<T, Adopt: FnOnce(Option<BoxFuture<T>>) + Unpin> Future for Carried<T, Adopt
         if poll.is_pending() {
             self.call = Some(call);
         } else {
-            self.adopt = None;
+            self.detach = None;
         }
         poll
     }
 }
 
-impl<T, Adopt: FnOnce(Option<BoxFuture<T>>)> Drop for Carried<T, Adopt> {
+impl<T, Detach: FnOnce(Option<BoxFuture<T>>)> Drop for DetachOnDrop<T, Detach> {
     fn drop(&mut self) {
         if self.has_begun
-            && let Some(adopt) = self.adopt.take()
+            && let Some(detach) = self.detach.take()
         {
-            adopt(self.call.take());
+            detach(self.call.take());
         }
     }
+}
+
+/// Polls a future once.
+pub(super) async fn poll_once<T>(mut future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+    poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
 }

@@ -1,0 +1,187 @@
+//! What must happen although no caller waits for it: undoing acquires that were abandoned, and
+//! reporting releases that failed.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::acquisition::Acquisition;
+use super::clock::LocalInstant;
+use super::context::Context;
+use super::detach::BoxFuture;
+use super::options::{ReleaseContext, ReleaseSource};
+use crate::common::error::{Error, ErrorCode, Result};
+use crate::contract::LockBackend;
+use crate::contract::outcome::{Acquire, Release};
+use crate::contract::request::ReleaseRequest;
+
+/// What an acquire answers, with the context that it was called with.
+pub(super) type AcquireReply<B> = (Result<Acquire<<B as LockBackend>::Fencing>>, Arc<Context<B>>);
+
+/// Undoes an abandoned acquisition in the background. `rest` is the copy that is still under way,
+/// if there is one.
+pub(super) fn undo_later<B: LockBackend>(
+    context: &Arc<Context<B>>,
+    mut acquisition: Acquisition,
+    rest: Option<BoxFuture<AcquireReply<B>>>,
+) {
+    let which = ReleaseContext {
+        key: acquisition.request().key().clone(),
+        lock_id: acquisition.request().lock_id(),
+        source: ReleaseSource::Undo,
+    };
+    let report = Report::new(Arc::clone(context), which);
+    let context = Arc::clone(context);
+    let background = Arc::clone(&context.engine);
+    background.background.spawn(async move {
+        report.settle(undo(&context, &mut acquisition, rest).await);
+        context.engine.lanes.nudge(acquisition.request().key());
+    });
+}
+
+/// Drives the copy under way to its answer, then undoes until nothing can be left behind.
+async fn undo<B: LockBackend>(
+    context: &Context<B>,
+    acquisition: &mut Acquisition,
+    rest: Option<BoxFuture<AcquireReply<B>>>,
+) -> Result<()> {
+    let ticker = &context.engine.ticker;
+    let dead_at = acquisition.dead_at();
+    if let Some(rest) = rest {
+        tokio::select! {
+            biased;
+            (answer, _context) = rest => {
+                acquisition.answered(&answer);
+            }
+            () = ticker.sleep_until(dead_at) => return Ok(()),
+        }
+    }
+    let backend = &context.engine.backend;
+    let undo_is_final = backend.capabilities().undo_is_final;
+    let request = ReleaseRequest::undo(acquisition.request());
+    let mut pause = Pause::default();
+    while acquisition.needs_undo() && ticker.now() < dead_at {
+        let answer = tokio::select! {
+            biased;
+            answer = backend.release(&request) => answer,
+            () = ticker.sleep_until(dead_at) => return Err(unanswered()),
+        };
+        match answer {
+            Ok(answer) => acquisition.undone(answer, undo_is_final),
+            Err(error) if !error.is_retryable() || ticker.now() + pause.next >= dead_at => {
+                return Err(error);
+            }
+            Err(_) => {}
+        }
+        if acquisition.needs_undo() {
+            ticker.sleep_until((ticker.now() + pause.grow()).min(dead_at)).await;
+        }
+    }
+    Ok(())
+}
+
+/// Asks for a release until it is answered or `limit` has passed, with growing pauses. `begun` is
+/// a call that is already under way. An error that cannot pass ends it at once.
+pub(super) async fn release_until<B, Answering>(
+    context: &Context<B>,
+    limit: LocalInstant,
+    mut begun: Option<BoxFuture<Result<Release>>>,
+    ask: impl Fn() -> Answering + Send + Sync,
+) -> Result<Release>
+where
+    B: LockBackend,
+    Answering: Future<Output = Result<Release>> + Send,
+{
+    let ticker = &context.engine.ticker;
+    let mut pause = Pause::default();
+    loop {
+        let asking = async {
+            match begun.take() {
+                Some(begun) => begun.await,
+                None => ask().await,
+            }
+        };
+        let answer = tokio::select! {
+            biased;
+            answer = asking => answer,
+            () = ticker.sleep_until(limit) => return Err(unanswered()),
+        };
+        match answer {
+            Err(error) if error.is_retryable() && ticker.now() + pause.next < limit => {
+                ticker.sleep(pause.grow()).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+fn unanswered() -> Error {
+    Error::new(ErrorCode::NetworkTimeout, "the release was not answered in time")
+}
+
+/// The time between two tries.
+struct Pause {
+    next: Duration,
+}
+
+impl Pause {
+    const LONGEST: Duration = Duration::from_secs(2);
+
+    fn grow(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(Self::LONGEST);
+        pause
+    }
+}
+
+impl Default for Pause {
+    fn default() -> Self {
+        Self { next: Duration::from_millis(50) }
+    }
+}
+
+/// Tells `on_release_error` how a background release ended, unless it ended well. Dropped
+/// unsettled, it tells that the release never ran to its end.
+pub(super) struct Report<B: LockBackend> {
+    context: Arc<Context<B>>,
+    which: ReleaseContext,
+    is_settled: bool,
+}
+
+impl<B: LockBackend> Report<B> {
+    pub(super) fn new(context: Arc<Context<B>>, which: ReleaseContext) -> Self {
+        Self { context, which, is_settled: false }
+    }
+
+    pub(super) fn settle(mut self, outcome: Result<()>) {
+        self.is_settled = true;
+        if let Err(error) = outcome {
+            self.tell(error);
+        }
+    }
+
+    fn tell(&self, error: Error) {
+        let ReleaseContext { key, lock_id, source } = &self.which;
+        let error = error.with_key(key).with_lock_id(*lock_id);
+        if let Some(callback) = &self.context.options.on_release_error {
+            // A panic in the user's callback is the user's; it must not end the job half-way.
+            drop(catch_unwind(AssertUnwindSafe(|| callback(&error, &self.which))));
+        } else {
+            tracing::error!(
+                key_hash = %key.hash(),
+                ?source,
+                code = error.code().as_str(),
+                "a lock was not released in the background and stays until its TTL: {error}"
+            );
+        }
+    }
+}
+
+impl<B: LockBackend> Drop for Report<B> {
+    fn drop(&mut self) {
+        if !self.is_settled {
+            self.tell(Error::aborted("the runtime ended before the lock was released"));
+        }
+    }
+}

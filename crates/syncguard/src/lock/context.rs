@@ -1,0 +1,70 @@
+//! What a locker, its waits and its guards share.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::task;
+use tokio_util::sync::CancellationToken;
+
+use super::background::Background;
+use super::clock::Ticker;
+use super::lanes::Lanes;
+use super::options::LockOptions;
+use crate::common::error::{Error, Result};
+use crate::contract::event::{EngineEvent, EventSink};
+
+/// A locker's options, and the engine behind it.
+#[derive(Debug)]
+pub(super) struct Context<B> {
+    pub(super) engine: Arc<Engine<B>>,
+    pub(super) options: LockOptions,
+}
+
+/// What lockers of all options on one backend share.
+#[derive(Debug)]
+pub(super) struct Engine<B> {
+    pub(super) backend: B,
+    pub(super) ticker: Ticker,
+    pub(super) lanes: Lanes,
+    pub(super) background: Background,
+    pub(super) poll_interval: Duration,
+    pub(super) observer: Option<Arc<dyn EventSink>>,
+    /// Ends all waits.
+    pub(super) shut_down: CancellationToken,
+}
+
+impl<B> Engine<B> {
+    /// Tells the observer, if there is one; nothing is computed otherwise.
+    pub(super) fn observe(&self, event: impl FnOnce() -> EngineEvent) {
+        if let Some(observer) = &self.observer {
+            // A panic in an observer must never break a lock.
+            if catch_unwind(AssertUnwindSafe(|| observer.engine(&event()))).is_err() {
+                tracing::debug!("an observer panicked");
+            }
+        }
+    }
+
+    /// Refuses to begin where there may be no runtime at all: a backend's first poll could panic.
+    ///
+    /// Inside a task there is one. Whether it is the right one can wait until a call has to wait:
+    /// asking tokio counts a reference that all threads share, and they would meet there.
+    pub(super) fn check_for_a_runtime(&self) -> Result<()> {
+        if task::try_id().is_some() { Ok(()) } else { self.check_runtime() }
+    }
+
+    /// A backend's connections live in one runtime; in another one a call could hang.
+    pub(super) fn check_runtime(&self) -> Result<()> {
+        let home = self.background.runtime().id();
+        match Handle::try_current() {
+            Ok(here) if here.id() == home => Ok(()),
+            Ok(_) => Err(Error::invalid(
+                "the locker belongs to another runtime; build one locker per runtime",
+            )),
+            Err(_) => Err(Error::invalid(
+                "the locker needs the runtime it was built in; there is none here",
+            )),
+        }
+    }
+}

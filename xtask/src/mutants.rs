@@ -19,7 +19,7 @@ struct Mutant {
     caught_by: &'static str,
 }
 
-const MUTANTS: [Mutant; 28] = [
+const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "ownership is not checked",
         file: "backends/memory/mod.rs",
@@ -219,7 +219,7 @@ const MUTANTS: [Mutant; 28] = [
 ];
 
 /// The test files that catch them.
-const TESTS: [&str; 9] = [
+const TESTS: &[&str] = &[
     "memory",
     "renewal",
     "waiting",
@@ -241,13 +241,13 @@ pub(crate) fn run() -> Outcome {
     build.current_dir(&tree).env("CARGO_TARGET_DIR", home.join("build"));
     step("building", &mut build)?;
     println!("== without a bug: every test must pass");
-    for test in TESTS {
+    for &test in TESTS {
         if !passes(&home, &tree, &programs, test)? {
             return Err(format!("the tests of {test} fail without any bug"));
         }
     }
     let mut survivors = Vec::new();
-    for mutant in &MUTANTS {
+    for mutant in MUTANTS {
         let path = tree.join("crates/syncguard/src").join(mutant.file);
         let source =
             fs::read_to_string(&path).map_err(|cause| format!("{}: {cause}", mutant.file))?;

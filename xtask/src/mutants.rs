@@ -216,6 +216,13 @@ const MUTANTS: &[Mutant] = &[
         mutated: "let limit = left;",
         caught_by: "renewal",
     },
+    Mutant {
+        name: "memory: liveness follows the wall clock",
+        file: "backends/memory/config.rs",
+        original: "clock: Arc::new(MonotonicClock::new())",
+        mutated: "clock: Arc::new(crate::common::clock::SystemClock)",
+        caught_by: "memory_clock",
+    },
 ];
 
 /// The test files that catch them.
@@ -229,6 +236,7 @@ const TESTS: &[&str] = &[
     "firestore_wire",
     "firestore_clocks",
     "firestore_faults",
+    "memory_clock",
 ];
 
 /// Plants every bug in turn; answers which were not caught.

@@ -21,7 +21,7 @@ pub use backends::postgres::{self, PostgresBackend};
 pub use backends::redis::{self, RedisBackend};
 #[cfg(feature = "sqlite")]
 pub use backends::sqlite::{self, SqliteBackend};
-pub use common::clock::{Clock, ManualClock, SystemClock};
+pub use common::clock::{Clock, ManualClock, MonotonicClock, SystemClock};
 pub use common::error::{Error, ErrorCode, Result};
 pub use common::fence::{Fence, Fenced, Fencing, Unfenced};
 pub use common::hash_id::{HashId, hash_key};

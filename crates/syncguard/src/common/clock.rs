@@ -5,20 +5,68 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use super::time::Timestamp;
+use super::uptime::uptime;
 
-/// A wall clock that can be replaced in tests.
+/// A clock that tells the time of day and can be replaced in tests.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The current time.
     fn now(&self) -> Timestamp;
 }
 
-/// The clock of this machine.
+/// The wall clock of this machine. It follows corrections, so it can jump in both directions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
         SystemTime::now().into()
+    }
+}
+
+/// A clock that reads the wall clock once, when it is made, and counts from there.
+///
+/// * It never jumps: setting the wall clock later does not move it. It may therefore drift away from
+///   the wall clock, and is right for locks that only one process sees.
+/// * It counts the time that the machine is suspended, on Linux, Android, Apple's systems and
+///   Windows.
+///
+/// ```
+/// use syncguard::{Clock, MonotonicClock};
+///
+/// let clock = MonotonicClock::new();
+/// let before = clock.now();
+/// assert!(clock.now() >= before);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct MonotonicClock {
+    wall: Timestamp,
+    /// The uptime at which the wall clock was read.
+    read_at: Duration,
+}
+
+impl MonotonicClock {
+    /// A clock that agrees with the wall clock now.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { wall: SystemTime::now().into(), read_at: uptime() }
+    }
+
+    fn at(&self, uptime: Duration) -> Timestamp {
+        let passed = uptime.saturating_sub(self.read_at);
+        let passed_ms = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
+        Timestamp::from_millis(self.wall.as_millis().saturating_add(passed_ms))
+    }
+}
+
+impl Default for MonotonicClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for MonotonicClock {
+    fn now(&self) -> Timestamp {
+        self.at(uptime())
     }
 }
 
@@ -65,5 +113,21 @@ impl Default for ManualClock {
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
         Timestamp::from_millis(self.0.load(Ordering::SeqCst))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_monotonic_clock_counts_from_where_it_read_the_wall_clock() {
+        let read_at = Duration::from_secs(100);
+        let clock = MonotonicClock { wall: Timestamp::from_millis(5_000), read_at };
+        assert_eq!(clock.at(read_at), Timestamp::from_millis(5_000));
+        assert_eq!(clock.at(read_at + Duration::from_micros(1_999)).as_millis(), 5_001);
+        assert_eq!(clock.at(read_at + Duration::from_secs(7)).as_millis(), 12_000);
+        assert_eq!(clock.at(Duration::ZERO).as_millis(), 5_000, "it never goes back");
+        assert_eq!(clock.at(Duration::MAX).as_millis(), u64::MAX);
     }
 }

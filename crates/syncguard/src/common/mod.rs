@@ -15,4 +15,5 @@ pub(crate) mod sharded;
 pub(crate) mod storage_key;
 pub(crate) mod time;
 pub(crate) mod ttl;
+pub(crate) mod uptime;
 pub(crate) mod url_options;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::common::clock::{Clock, SystemClock};
+use crate::common::clock::{Clock, MonotonicClock};
 use crate::common::error::{Error, Result};
 use crate::common::url_options::UrlOptions;
 
@@ -34,7 +34,7 @@ impl MemoryConfig {
         Ok(Self::default().cleanup_in_is_locked(enabled.unwrap_or(false)))
     }
 
-    /// Decides liveness by this clock instead of the machine's.
+    /// Decides liveness by this clock instead of a [`MonotonicClock`].
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -52,6 +52,6 @@ impl MemoryConfig {
 
 impl Default for MemoryConfig {
     fn default() -> Self {
-        Self { clock: Arc::new(SystemClock), cleanup_in_is_locked: false }
+        Self { clock: Arc::new(MonotonicClock::new()), cleanup_in_is_locked: false }
     }
 }

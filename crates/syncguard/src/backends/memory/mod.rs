@@ -2,7 +2,8 @@
 //!
 //! * Nothing is shared with other processes, and **fences live as long as the process**: after a
 //!   restart they begin at 1 again. Do not compare them with fences that a store has remembered.
-//! * The clock is this machine's unless [`MemoryConfig::clock`] replaces it.
+//! * The clock is a [`MonotonicClock`](crate::MonotonicClock), so setting the wall clock neither
+//!   frees nor prolongs a lock. [`MemoryConfig::clock`] replaces it.
 //! * Wake-ups reach every [`Locker`](crate::Locker) on the same backend.
 //! * A key that was ever locked costs one small entry for ever, because fence counters are never
 //!   deleted.
@@ -58,7 +59,7 @@ struct Store {
 }
 
 impl MemoryBackend {
-    /// A backend without locks, on this machine's clock.
+    /// A backend without locks, on a clock that never jumps.
     #[must_use]
     pub fn new() -> Self {
         Self::with_config(MemoryConfig::default())

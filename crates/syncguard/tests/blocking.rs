@@ -3,10 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use syncguard::blocking::Locker;
+use syncguard::blocking::{LockHandle, Locker};
 use syncguard::{
     ErrorCode, Extend, LockBackend, LockOptions, MemoryBackend, Release, Ttl, diagnostics,
 };
+use tokio::runtime::{Builder, Runtime};
 
 fn ttl(ms: u64) -> Ttl {
     Ttl::new(Duration::from_millis(ms)).expect("valid")
@@ -54,20 +55,138 @@ fn a_timeout_and_bad_input_are_errors() {
     assert_eq!(locker.lock("").expect_err("empty").code(), ErrorCode::InvalidArgument);
 }
 
+/// A whole life of a lock, and of a locker.
+fn lock_extend_release() {
+    let locker = Locker::new(MemoryBackend::new()).expect("blocking is fine here");
+    let mut guard = locker.lock("k").expect("free");
+    assert!(matches!(guard.extend(Ttl::DEFAULT).expect("works"), Extend::Extended(_)));
+    assert_eq!(guard.release().expect("works"), Release::Released);
+    let timeout = LockOptions::default().timeout(Duration::from_millis(20));
+    let hasty = locker.with_options(timeout).expect("valid");
+    let guard = locker.lock("k").expect("free");
+    // It waits, which needs timers.
+    assert_eq!(hasty.lock("k").expect_err("held").code(), ErrorCode::AcquisitionTimeout);
+    drop(guard);
+    drop(hasty.try_lock("k").expect("works").expect("dropping has released it"));
+    locker.with_lock("k", |held| assert!(held.is_valid())).expect("free");
+    locker.shutdown_within(Duration::from_secs(5)).expect("nothing is left");
+}
+
+fn runtimes() -> [Runtime; 2] {
+    let single = Builder::new_current_thread().build();
+    let several = Builder::new_multi_thread().worker_threads(2).build();
+    [single.expect("a runtime"), several.expect("a runtime")]
+}
+
 #[test]
-fn inside_a_runtime_it_is_an_error_and_not_a_panic() {
+fn it_works_on_threads_of_spawn_blocking() {
+    for runtime in runtimes() {
+        let work = async { tokio::task::spawn_blocking(lock_extend_release).await };
+        runtime.block_on(work).expect("no panic");
+    }
+}
+
+#[test]
+fn it_works_in_block_in_place() {
+    let [_single, runtime] = runtimes();
+    runtime.block_on(async {
+        tokio::task::block_in_place(lock_extend_release);
+        let task = tokio::spawn(async { tokio::task::block_in_place(lock_extend_release) });
+        task.await.expect("no panic");
+    });
+}
+
+/// Whatever waits, in the middle of async code.
+fn is_refused(locker: &Locker<MemoryBackend>) {
+    let refused = [
+        Locker::new(MemoryBackend::new()).map(drop),
+        locker.lock("j").map(drop),
+        locker.try_lock("j").map(drop),
+        locker.with_lock("j", |_held| ()),
+        locker.shutdown_within(Duration::from_secs(1)),
+    ];
+    for result in refused {
+        let error = result.expect_err("this would stop the runtime");
+        assert_eq!(error.code(), ErrorCode::InvalidArgument);
+        assert!(error.to_string().contains("spawn_blocking"), "{error}");
+    }
+}
+
+#[test]
+fn in_async_code_it_is_an_error_and_not_a_panic() {
+    for runtime in runtimes() {
+        let locker = Locker::new(MemoryBackend::new()).expect("outside a runtime");
+        let [in_root, in_task] = ["root", "task"].map(|key| locker.lock(key).expect("free"));
+        runtime.block_on(async {
+            is_refused(&locker);
+            let error = in_root.extend(Ttl::DEFAULT).expect_err("this would stop the runtime");
+            assert_eq!(error.code(), ErrorCode::InvalidArgument);
+            // Dropped here it is released in the background.
+            drop(in_root);
+            let locker = locker.clone();
+            let task = tokio::spawn(async move {
+                is_refused(&locker);
+                drop(in_task);
+            });
+            task.await.expect("no panic");
+        });
+        drop(locker.lock("root").expect("released in time"));
+        drop(locker.lock("task").expect("released in time"));
+        runtime.block_on(async { drop(locker) });
+    }
+}
+
+/// The guard lives in a task that is aborted: the worker that drops it must not wait.
+#[test]
+fn a_task_that_is_aborted_releases_in_the_background() {
+    let [_single, runtime] = runtimes();
     let locker = Locker::new(MemoryBackend::new()).expect("outside a runtime");
     let guard = locker.lock("k").expect("free");
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {
-        let error = Locker::new(MemoryBackend::new()).expect_err("inside a runtime");
-        assert_eq!(error.code(), ErrorCode::InvalidArgument);
-        assert_eq!(locker.lock("j").expect_err("inside").code(), ErrorCode::InvalidArgument);
-        // Dropped here it is released in the background.
-        drop(guard);
+        let task = tokio::spawn(async move {
+            std::future::pending::<()>().await;
+            drop(guard);
+        });
+        tokio::task::yield_now().await;
+        task.abort();
+        assert!(task.await.expect_err("aborted").is_cancelled());
     });
     drop(locker.lock("k").expect("released in time"));
-    runtime.block_on(async { drop(locker) });
+}
+
+#[test]
+fn work_under_a_lock_can_extend_it() {
+    let locker = Locker::new(MemoryBackend::new()).expect("outside a runtime");
+    let work = |lock: &LockHandle<MemoryBackend>| {
+        let before = lock.expires_at();
+        let extended = lock.extend(ttl(3_600_000)).expect("works");
+        assert!(matches!(extended, Extend::Extended(_)), "{extended:?}");
+        assert!(lock.expires_at().since(before) > Duration::from_mins(30));
+        assert!(lock.remaining() > Duration::from_mins(30));
+        // Handles may go to other threads, and outlive the guard.
+        lock.clone()
+    };
+    let handle = locker.with_lock("k", work).expect("free");
+    assert!(!handle.is_valid());
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| handle.extend(Ttl::DEFAULT).expect("no error"));
+        assert!(matches!(late.join().expect("no panic"), Extend::NotHeld(_)));
+    });
+}
+
+#[test]
+fn a_lost_lock_is_told_by_a_token() {
+    let options = LockOptions::default().ttl(ttl(30));
+    let connect = async { Ok(MemoryBackend::new()) };
+    let locker = Locker::connect(connect, options).expect("outside a runtime");
+    let guard = locker.lock("k").expect("free");
+    let lost = guard.lost_token();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !lost.is_cancelled() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(lost.is_cancelled());
+    assert!(!guard.is_valid());
 }
 
 #[test]
@@ -85,7 +204,7 @@ fn work_is_run_under_the_lock_and_its_value_returned() {
     let locker = Locker::new(backend.clone()).expect("outside a runtime");
     let fence = locker.with_lock("k", |held| held.fence().get()).expect("free");
     assert_eq!(fence, 1);
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let runtime = Builder::new_current_thread().build().expect("a runtime");
     let key = syncguard::Key::new("k").expect("valid");
     assert!(!runtime.block_on(backend.is_locked(&key)).expect("works"));
     assert!(runtime.block_on(diagnostics::get_by_key(&backend, &key)).expect("works").is_none());

@@ -12,7 +12,7 @@ const RINGS: [(&str, &[&str]); 8] = [
     ("connect.rs", &["common", "contract", "backends"]),
     ("diagnostics.rs", &["common", "contract"]),
     ("lock", &["common", "contract", "lock"]),
-    ("blocking.rs", &["common", "contract", "lock"]),
+    ("blocking", &["common", "contract", "lock"]),
 ];
 
 fn sources(path: &Path, found: &mut Vec<(String, String)>) {

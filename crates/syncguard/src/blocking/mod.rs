@@ -4,6 +4,10 @@
 //! the caller works. The names and the meanings are those of [`crate::Locker`] and
 //! [`crate::LockGuard`]; only the waiting is different: it blocks.
 //!
+//! Use it on plain threads, in `tokio::task::spawn_blocking` and in `tokio::task::block_in_place`. In
+//! async code, where blocking would stop the runtime, every call that waits fails with
+//! [`ErrorCode::InvalidArgument`].
+//!
 //! ```
 //! use syncguard::{MemoryBackend, blocking::Locker};
 //!
@@ -14,22 +18,24 @@
 //! # Ok::<(), syncguard::Error>(())
 //! ```
 
-use std::fmt;
+mod guard;
+mod handle;
+mod wait;
+
 use std::future::Future;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Runtime};
 
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
-use crate::common::ttl::Ttl;
 use crate::contract::LockBackend;
-use crate::contract::outcome::{Extend, Release};
-use crate::lock::guard::Held;
 use crate::lock::options::LockOptions;
+pub use guard::LockGuard;
+pub use handle::LockHandle;
+use wait::{wait_for, would_stop_a_runtime};
 
 /// Takes locks on a backend, blocking the calling thread. See [`crate::Locker`].
 ///
@@ -64,13 +70,10 @@ impl<B: LockBackend> Locker<B> {
     /// # Ok::<(), syncguard::Error>(())
     /// ```
     ///
-    /// Fails with [`ErrorCode::InvalidArgument`] inside a runtime: blocking there would stop it.
+    /// Fails with [`ErrorCode::InvalidArgument`] in async code: blocking there would stop its
+    /// runtime.
     pub fn connect(backend: impl Future<Output = Result<B>>, options: LockOptions) -> Result<Self> {
-        if Handle::try_current().is_ok() {
-            return Err(Error::invalid(
-                "a blocking locker cannot be built inside a runtime; use the async one there",
-            ));
-        }
+        refuse_in_async_code()?;
         // A worker thread, not a current-thread runtime: renewal must run while the caller works.
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
@@ -82,8 +85,15 @@ impl<B: LockBackend> Locker<B> {
                     .with_source(cause)
                     .without_effect()
             })?;
-        let locker = runtime
-            .block_on(async { crate::Locker::builder(backend.await?).options(options).build() })?;
+        let build = async { crate::Locker::builder(backend.await?).options(options).build() };
+        let locker = match wait_for(&runtime, build) {
+            Ok(locker) => locker,
+            Err(error) => {
+                // Dropping a runtime waits for it, which tokio forbids in some places.
+                runtime.shutdown_background();
+                return Err(error);
+            }
+        };
         let inner = Owned { locker: locker.clone(), runtime: Some(runtime) };
         Ok(Self { inner: Arc::new(inner), locker })
     }
@@ -129,9 +139,21 @@ impl<B: LockBackend> Locker<B> {
     /// Takes the lock, runs `work` under it on this thread, and releases it.
     ///
     /// Work on a thread cannot be ended when the lock is lost: let it ask
-    /// [`is_valid`](Held::is_valid), and send the fence with every write. What the work returns is
-    /// returned unchanged, whatever the release did.
-    pub fn with_lock<K, T>(&self, key: K, work: impl FnOnce(&Held<B>) -> T) -> Result<T>
+    /// [`is_valid`](LockHandle::is_valid), and send the fence with every write. What the work returns
+    /// is returned unchanged, whatever the release did.
+    ///
+    /// ```
+    /// use syncguard::{Extend, MemoryBackend, Ttl, blocking::Locker};
+    ///
+    /// let locker = Locker::new(MemoryBackend::new())?;
+    /// let outcome = locker.with_lock("report", |lock| {
+    ///     println!("writing with fence {}", lock.fence());
+    ///     lock.extend(Ttl::DEFAULT)
+    /// })?;
+    /// assert!(matches!(outcome?, Extend::Extended(_)));
+    /// # Ok::<(), syncguard::Error>(())
+    /// ```
+    pub fn with_lock<K, T>(&self, key: K, work: impl FnOnce(&LockHandle<B>) -> T) -> Result<T>
     where
         K: TryInto<Key>,
         Error: From<K::Error>,
@@ -152,18 +174,26 @@ impl<B: LockBackend> Locker<B> {
     }
 
     fn guard(&self, guard: crate::LockGuard<B>) -> LockGuard<B> {
-        LockGuard { guard: Some(guard), inner: Arc::clone(&self.inner) }
+        LockGuard::new(guard, &self.inner)
     }
 }
 
 impl<B: LockBackend> Owned<B> {
     fn block_on<T>(&self, work: impl Future<Output = T>) -> Result<T> {
-        if Handle::try_current().is_ok() {
-            return Err(Error::invalid("a blocking call inside a runtime would stop it"));
-        }
+        refuse_in_async_code()?;
         let runtime = self.runtime.as_ref().expect("BUG: the runtime lives as long as the locker");
-        Ok(runtime.block_on(work))
+        Ok(wait_for(runtime, work))
     }
+}
+
+fn refuse_in_async_code() -> Result<()> {
+    if would_stop_a_runtime() {
+        return Err(Error::invalid(
+            "a blocking call in async code would stop its runtime; use syncguard::Locker there, or \
+             tokio::task::spawn_blocking",
+        ));
+    }
+    Ok(())
 }
 
 impl<B: LockBackend> Drop for Owned<B> {
@@ -172,66 +202,14 @@ impl<B: LockBackend> Drop for Owned<B> {
         let locker = self.locker.clone();
         // What is left after the limit is reported by the releases themselves.
         let end = move || {
-            drop(runtime.block_on(locker.shutdown()));
+            drop(wait_for(&runtime, locker.shutdown()));
             runtime.shutdown_background();
         };
-        if Handle::try_current().is_ok() {
-            // Inside another runtime nothing may block, so it happens beside it.
+        if would_stop_a_runtime() {
+            // Async code must not wait, so it happens beside it.
             drop(std::thread::Builder::new().name("syncguard-shutdown".into()).spawn(end));
         } else {
             end();
         }
-    }
-}
-
-/// A held lock. Dropping it waits until it is released, for at most
-/// [the release's own time](LockOptions::release_timeout). See [`crate::LockGuard`].
-#[must_use = "dropping the guard releases the lock at once; keep it in a variable with a name"]
-pub struct LockGuard<B: LockBackend> {
-    /// Only empty while it is being dropped or leaked.
-    guard: Option<crate::LockGuard<B>>,
-    inner: Arc<Owned<B>>,
-}
-
-impl<B: LockBackend> LockGuard<B> {
-    /// Gives the lock back and waits for the answer. See [`crate::LockGuard::release`].
-    pub fn release(&mut self) -> Result<Release> {
-        let guard = self.guard.as_mut().expect("BUG: a guard is there until it is dropped");
-        self.inner.block_on(guard.release())?
-    }
-
-    /// Sets the expiry to *now + ttl*. See [`Held::extend`].
-    pub fn extend(&self, ttl: Ttl) -> Result<Extend> {
-        self.inner.block_on(Held::extend(self, ttl))?
-    }
-
-    /// Keeps the lock beyond this guard. See [`crate::LockGuard::leak`].
-    #[must_use]
-    pub fn leak(mut self) -> LockId {
-        let guard = self.guard.take().expect("BUG: a guard is there until it is dropped");
-        guard.leak()
-    }
-}
-
-impl<B: LockBackend> Deref for LockGuard<B> {
-    type Target = Held<B>;
-
-    fn deref(&self) -> &Held<B> {
-        self.guard.as_ref().expect("BUG: a guard is there until it is dropped")
-    }
-}
-
-impl<B: LockBackend> Drop for LockGuard<B> {
-    fn drop(&mut self) {
-        if let Some(mut guard) = self.guard.take() {
-            // Inside a runtime this is refused, and the async guard's own drop does it.
-            drop(self.inner.block_on(guard.finish()));
-        }
-    }
-}
-
-impl<B: LockBackend> fmt::Debug for LockGuard<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.guard, f)
     }
 }

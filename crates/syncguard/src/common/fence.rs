@@ -75,8 +75,9 @@ impl Fence {
         self > Self::WARN
     }
 
-    /// Warns about a grant that deserves it, without printing the key.
-    pub(crate) fn warn_near_the_end(self, key: &Key) {
+    /// Logs a warning about a grant that deserves one, with the hash of the key. A backend calls it
+    /// with every fence that it grants.
+    pub fn warn_near_the_end(self, key: &Key) {
         if self.is_near_the_end() {
             tracing::warn!(
                 key_hash = %key.hash(),

@@ -49,6 +49,12 @@ pub trait Fixture: Send + Sync + 'static {
         Duration::from_millis(500)
     }
 
+    /// Whether the backend tells a lock that has expired from one that it does not find, as far as
+    /// its record is still in the store. `false` where that would cost another request.
+    fn tells_expired_from_not_found(&self) -> bool {
+        true
+    }
+
     /// Restarts the store as after a crash. `false` where nothing is meant to survive that.
     fn restart(&self) -> impl Future<Output = bool> + Send {
         ready(false)
@@ -130,6 +136,10 @@ where
 
     fn clock_margin(&self) -> Duration {
         self.inner.clock_margin()
+    }
+
+    fn tells_expired_from_not_found(&self) -> bool {
+        self.inner.tells_expired_from_not_found()
     }
 
     async fn restart(&self) -> bool {

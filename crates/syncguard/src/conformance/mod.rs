@@ -16,6 +16,7 @@
 
 pub mod cases;
 mod fixture;
+mod log;
 mod memory;
 pub mod model;
 mod yielding;
@@ -54,6 +55,7 @@ macro_rules! conformance_tests {
             lifecycle::the_expiry_is_now_plus_ttl_by_the_time_authority
             lifecycle::a_release_leaves_nothing_but_the_fence_counter
             lifecycle::distinct_keys_are_distinct_locks
+            lifecycle::capabilities_match_the_type_and_every_handle
             contention::a_held_lock_is_contended_and_only_read
             contention::contention_says_when_the_lock_is_dead
             contention::parallel_acquires_have_one_winner
@@ -66,13 +68,16 @@ macro_rules! conformance_tests {
             expiry::a_lock_is_dead_from_the_edge_on
             expiry::a_dead_lock_is_taken_over
             expiry::an_extend_replaces_the_ttl
+            expiry::a_shorter_extend_ends_the_lock_earlier
             expiry::an_extend_keeps_fence_and_acquisition_time
             expiry::a_dead_lock_is_never_revived
             expiry::a_released_lock_is_never_revived
+            expiry::expired_and_not_found_are_told_apart
             fencing::the_first_fence_is_one_and_fences_grow
             fencing::fences_grow_across_expiry
             fencing::fences_survive_a_restart
             fencing::the_largest_fence_is_granted_and_no_larger_one
+            fencing::fences_near_the_end_are_warned_of_without_the_key
             lookup::lookups_by_key_and_by_id_agree
             lookup::free_and_dead_locks_are_not_found
             lookup::what_is_found_is_sanitized
@@ -84,7 +89,11 @@ macro_rules! conformance_tests {
             keys::both_unicode_forms_are_one_lock
             replay::the_same_request_gets_the_same_lease
             replay::a_request_whose_lease_is_over_is_spent
+            replay::a_replay_gets_the_lease_as_it_is_now
+            replay::a_replayed_request_is_released_once
             replay::an_undo_frees_what_was_taken
+            replay::an_undo_after_a_replay_frees_the_lock
+            replay::a_final_undo_leaves_nothing_to_come
             cleanup::nothing_is_cleaned_up_unless_asked_for
             cleanup::an_old_record_is_cleaned_up_and_its_counter_spared
             cleanup::a_recent_record_is_not_cleaned_up
@@ -93,10 +102,13 @@ macro_rules! conformance_tests {
             cancellation::a_release_dropped_anywhere_still_releases
             cancellation::an_extend_dropped_anywhere_does_no_harm
             cancellation::a_read_dropped_anywhere_does_no_harm
+            cancellation::a_token_ends_every_operation_before_it_begins
+            cancellation::a_token_ends_every_operation_half_way
             wake::a_release_wakes_who_waits
             wake::a_waiter_gets_the_lock_without_polling
             wake::a_crashed_holder_is_taken_over_when_its_lock_is_dead
             trouble::a_corrupt_record_is_an_internal_error_and_stays
+            trouble::an_error_names_backend_operation_and_key
             history::random_histories_match_the_model
         );
     };

@@ -18,7 +18,7 @@ use crate::contract::wake::WakeUps;
 /// Awaits twice before and twice after every operation of the backend inside.
 ///
 /// A backend that answers in its first poll has no await points to be dropped at; this gives it
-/// some, on both sides of the effect.
+/// some, on both sides of the effect. An undo is not final here: it can overtake an acquire.
 #[derive(Clone, Debug)]
 pub struct Yielding<B>(B);
 
@@ -43,7 +43,7 @@ impl<B: LockBackend> LockBackend for Yielding<B> {
     type Fencing = B::Fencing;
 
     fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
+        Capabilities { undo_is_final: false, ..self.0.capabilities() }
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire<B::Fencing>> {

@@ -32,9 +32,10 @@ pub struct Capabilities {
     pub fencing: bool,
     /// Whose clock decides.
     pub time_authority: TimeAuthority,
-    /// Whether an answered [undo](crate::ReleaseRequest::undo) is final: no copy of the request
-    /// that is still under way can be granted after it. Where it is not, an undo that found
-    /// nothing is repeated until the request can no longer matter.
+    /// Whether an answered [undo](crate::ReleaseRequest::undo) is final: once the futures of the
+    /// acquire have ended or were dropped, no copy of the request that is still under way can be
+    /// granted after it. Where it is not, an undo that found nothing is repeated until the request
+    /// can no longer matter.
     pub undo_is_final: bool,
 }
 

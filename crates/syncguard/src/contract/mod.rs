@@ -49,7 +49,8 @@ pub trait LockBackend: fmt::Debug + Send + Sync + 'static {
     /// # Behavior
     ///
     /// * Free, or dead by the predicate: [`Acquire::Acquired`] with a fence larger than any before
-    ///   for this key, and the expiry *now + ttl* by the time authority.
+    ///   for this key, and the expiry *now + ttl* by the time authority. Near the end of the fences
+    ///   a warning is logged ([`Fence::warn_near_the_end`](crate::Fence::warn_near_the_end)).
     /// * Held by another request: [`Acquire::Contended`]; the store is only read.
     /// * Held by this very request (a replay): [`Acquire::Acquired`] with the same fence and
     ///   expiry; nothing is written.

@@ -119,7 +119,11 @@ impl Remote {
         let answer = answer.await.expect("it answers");
         match answer["error"].as_str() {
             None => Ok(answer["ok"].clone()),
-            Some("Internal") => Err(Error::new(ErrorCode::Internal, "there").without_effect()),
+            Some("Internal") => {
+                let error = Error::new(ErrorCode::Internal, "there").without_effect();
+                let operation = if answer["operation"] == "acquire" { "acquire" } else { "other" };
+                Err(error.with_operation("sqlite", operation))
+            }
             Some(code) => panic!("unexpected there: {code}"),
         }
     }
@@ -169,9 +173,12 @@ impl LockBackend for Remote {
     async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
         let (key, id) = (request.key().as_str(), request.lock_id());
         let order = json!({"acquire": key, "id": id.expose(), "ttl": request.ttl().as_millis()});
-        let answer = self.ask(order).await?;
+        let answer = self.ask(order).await.map_err(|error| error.with_key(request.key()))?;
         Ok(if answer["fence"].is_u64() {
-            Acquire::Acquired(Lease::new(fence(&answer["fence"]), millis(&answer["expires"])))
+            let fence = fence(&answer["fence"]);
+            // There it was logged too, where nobody reads it.
+            fence.warn_near_the_end(request.key());
+            Acquire::Acquired(Lease::new(fence, millis(&answer["expires"])))
         } else if answer == "spent" {
             Acquire::Spent
         } else {
@@ -229,7 +236,9 @@ fn serve() {
         runtime.spawn(async move {
             let answer = match follow(&backend, &order).await {
                 Ok(answer) => json!({"n": order["n"], "ok": answer}),
-                Err(error) => json!({"n": order["n"], "error": format!("{:?}", error.code())}),
+                Err(error) => json!({
+                    "n": order["n"], "error": error.code().as_str(), "operation": error.operation(),
+                }),
             };
             let mut stdout = std::io::stdout().lock();
             drop(writeln!(stdout, "> {answer}").and_then(|()| stdout.flush()));

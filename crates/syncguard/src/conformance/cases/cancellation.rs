@@ -1,40 +1,48 @@
 //! Futures dropped at every await point.
 
+use std::fmt::Debug;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::{Fixture, LONG, acquire, fresh_key, ttl};
+use tokio_util::sync::CancellationToken;
+
+use super::{Fixture, LONG, acquire, assert_unchanged, fresh_key, request, ttl};
+use crate::common::error::{Error, ErrorCode, Result};
 use crate::contract::LockBackend;
 use crate::contract::request::{ExtendRequest, ReleaseRequest};
+use crate::lock::cancel::cancellable;
 use crate::lock::clock::LocalClock;
 use crate::lock::locker::Locker;
 use crate::lock::options::LockOptions;
 
-/// Polls a future up to `polls` times, as it asks for it, and then drops it. Answers whether it
-/// ended before.
-async fn poll_then_drop(work: impl Future, polls: usize) -> bool {
-    let mut work = pin!(work);
+/// Polls a future up to `polls` times, as it asks for it, and answers what it ended with, if it did.
+async fn poll_up_to<T>(mut work: Pin<&mut impl Future<Output = T>>, polls: usize) -> Option<T> {
     let mut left = polls;
     poll_fn(|context| {
         if left == 0 {
-            return Poll::Ready(false);
+            return Poll::Ready(None);
         }
         left -= 1;
         match work.as_mut().poll(context) {
-            Poll::Ready(_) => Poll::Ready(true),
-            // The last poll's wake-up is not waited for: that is where the future is dropped.
-            Poll::Pending if left == 0 => Poll::Ready(false),
+            Poll::Ready(value) => Poll::Ready(Some(value)),
+            // The last poll's wake-up is not waited for: this is where the future is left.
+            Poll::Pending if left == 0 => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
     })
     .await
 }
 
+/// Polls a future up to `polls` times and then drops it. Answers whether it ended before.
+pub(super) async fn poll_then_drop(work: impl Future, polls: usize) -> bool {
+    poll_up_to(pin!(work), polls).await.is_some()
+}
+
 /// More polls than any operation needs.
-const MOST_POLLS: usize = 64;
+pub(super) const MOST_POLLS: usize = 64;
 
 fn locker<B: LockBackend>(backend: B) -> Locker<B> {
     let options = LockOptions::default().ttl(LONG).timeout(Duration::from_secs(20));
@@ -146,6 +154,92 @@ pub async fn a_read_dropped_anywhere_does_no_harm<F: Fixture>(fixture: &F) {
         assert!(backend.lookup_key(&free).await.expect("works").is_none());
         if ended.iter().all(|ended| *ended) {
             backend.release(&ReleaseRequest::new(lock_id)).await.expect("works");
+            return;
+        }
+    }
+    panic!("the operations did not end within {MOST_POLLS} polls");
+}
+
+fn assert_aborted<T: Debug>(operation: &str, result: &Result<T>) {
+    let code = result.as_ref().map_err(Error::code);
+    assert!(matches!(code, Err(ErrorCode::Aborted)), "{operation}: {result:?}");
+}
+
+/// With a token that was cancelled before, no operation begins: nothing is written.
+pub async fn a_token_ends_every_operation_before_it_begins<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let (held, free) = (fresh_key("cancelled-held"), fresh_key("cancelled-free"));
+    let (lock_id, fence) = acquire(&backend, &held).await;
+    let before = fixture.peek(&held).await;
+    let token = CancellationToken::new();
+    token.cancel();
+    let (acquire, release) = (request(&free), ReleaseRequest::new(lock_id));
+    let extend = ExtendRequest::new(lock_id, ttl(90_000));
+    assert_aborted("acquire", &cancellable(&token, backend.acquire(&acquire)).await);
+    assert_aborted("release", &cancellable(&token, backend.release(&release)).await);
+    assert_aborted("extend", &cancellable(&token, backend.extend(&extend)).await);
+    assert_aborted("is_locked", &cancellable(&token, backend.is_locked(&held)).await);
+    assert_aborted("lookup_key", &cancellable(&token, backend.lookup_key(&held)).await);
+    assert_aborted("lookup_id", &cancellable(&token, backend.lookup_id(&lock_id)).await);
+    if let Some(inspector) = backend.inspector() {
+        assert_aborted("list", &cancellable(&token, inspector.list(None)).await);
+        assert_aborted("advice", &cancellable(&token, inspector.advice()).await);
+        assert_aborted("setup", &cancellable(&token, inspector.setup()).await);
+    }
+    assert_unchanged(before.as_ref(), fixture.peek(&held).await.as_ref());
+    assert_eq!(fixture.fence_counter(&held).await, fence.get());
+    assert_eq!(fixture.peek(&free).await, None);
+    assert_eq!(fixture.fence_counter(&free).await, 0);
+    assert!(!fixture.knows_id(&acquire.lock_id()).await);
+}
+
+/// Polls an operation up to `polls` times and cancels it then. Answers whether it ended before.
+async fn cancel_after<T: Debug>(
+    name: &str,
+    operation: impl Future<Output = Result<T>>,
+    polls: usize,
+) -> bool {
+    let token = CancellationToken::new();
+    let mut work = pin!(cancellable(&token, operation));
+    if let Some(answer) = poll_up_to(work.as_mut(), polls).await {
+        answer.unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        return true;
+    }
+    token.cancel();
+    let answer = tokio::time::timeout(Duration::from_secs(5), work).await;
+    assert_aborted(name, &answer.unwrap_or_else(|_| panic!("{name} goes on although cancelled")));
+    false
+}
+
+/// Wherever a token is cancelled, the operation ends with [`ErrorCode::Aborted`] and the backend
+/// goes on working. What the operation may have done can be undone, or done again.
+pub async fn a_token_ends_every_operation_half_way<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let inspector = backend.inspector();
+    for polls in 1..MOST_POLLS {
+        let (held, free) = (fresh_key("cut-held"), fresh_key("cut-free"));
+        let (lock_id, _fence) = acquire(&backend, &held).await;
+        let taking = request(&free);
+        let (release, extend) = (ReleaseRequest::new(lock_id), ExtendRequest::new(lock_id, LONG));
+        let mut ended = vec![
+            cancel_after("is_locked", backend.is_locked(&held), polls).await,
+            cancel_after("lookup_key", backend.lookup_key(&held), polls).await,
+            cancel_after("lookup_id", backend.lookup_id(&lock_id), polls).await,
+            cancel_after("acquire", backend.acquire(&taking), polls).await,
+            cancel_after("extend", backend.extend(&extend), polls).await,
+        ];
+        if let Some(inspector) = &inspector {
+            ended.push(cancel_after("list", inspector.list(None), polls).await);
+            ended.push(cancel_after("advice", inspector.advice(), polls).await);
+            ended.push(cancel_after("setup", inspector.setup(), polls).await);
+        }
+        let found = backend.lookup_key(&held).await.expect("works").expect("still held");
+        assert_eq!(found.lock_id, lock_id, "an answer went to the wrong caller");
+        ended.push(cancel_after("release", backend.release(&release), polls).await);
+        backend.release(&release).await.expect("a release can be repeated");
+        backend.release(&ReleaseRequest::undo(&taking)).await.expect("an acquire can be undone");
+        assert!(!backend.is_locked(&held).await.expect("works"), "after {polls} polls");
+        if ended.iter().all(|ended| *ended) {
             return;
         }
     }

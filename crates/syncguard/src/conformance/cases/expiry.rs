@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use super::{
-    Fixture, LONG, RawLock, acquire, assert_unchanged, dead_edge_ms, fresh_key, granted, planted,
-    request, ttl,
+    Fixture, LONG, RawLock, acquire, assert_unchanged, dead_edge_ms, fresh_id, fresh_key, granted,
+    not_applicable, planted, request, ttl,
 };
+use crate::common::lock_id::LockId;
 use crate::common::time::TIME_TOLERANCE_MS;
 use crate::contract::LockBackend;
-use crate::contract::outcome::{Acquire, Extend, Release};
+use crate::contract::outcome::{Absence, Acquire, Extend, Release};
 use crate::contract::request::{ExtendRequest, Hint, ReleaseRequest};
 
 /// Plants a lock at the very edge of its life and asks whether it counts as held. On a clock that
@@ -117,6 +118,23 @@ pub async fn an_extend_replaces_the_ttl<F: Fixture>(fixture: &F) {
     }
 }
 
+/// After a shorter extend the lock is dead when the shorter TTL is over, and a longer extend that
+/// comes after that revives nothing.
+pub async fn a_shorter_extend_ends_the_lock_earlier<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("shorter");
+    let (lock_id, _fence) = acquire(&backend, &key).await;
+    let hint = Hint::key(key.clone());
+    let extend = |ms| ExtendRequest::new(lock_id, ttl(ms)).with_hint(hint.clone());
+    let answer = backend.extend(&extend(100)).await.expect("works");
+    assert!(matches!(answer, Extend::Extended(_)), "{answer:?}");
+    fixture.advance(Duration::from_millis(100 + TIME_TOLERANCE_MS)).await;
+    assert!(!backend.is_locked(&key).await.expect("works"), "the longer TTL still counts");
+    let answer = backend.extend(&extend(90_000)).await.expect("works");
+    assert!(matches!(answer, Extend::NotHeld(_)), "{answer:?}");
+    acquire(&backend, &key).await;
+}
+
 /// An extend moves the expiry and nothing else.
 pub async fn an_extend_keeps_fence_and_acquisition_time<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
@@ -165,4 +183,44 @@ pub async fn a_released_lock_is_never_revived<F: Fixture>(fixture: &F) {
     assert!(matches!(answer, Extend::NotHeld(_)), "{answer:?}");
     assert_unchanged(None, fixture.peek(&key).await.as_ref());
     assert!(!backend.is_locked(&key).await.expect("works"));
+}
+
+/// A lock whose record is there but dead has expired; one without a record is not found.
+pub async fn expired_and_not_found_are_told_apart<F: Fixture>(fixture: &F) {
+    if !fixture.tells_expired_from_not_found() {
+        return not_applicable("the backend cannot tell without asking again");
+    }
+    let backend = fixture.backend().await;
+    let key = fresh_key("absence");
+    let dead = planted(&key, 5, dead_edge_ms());
+    fixture.plant(&dead).await;
+    if fixture.peek(&key).await.is_none() {
+        return not_applicable("the store itself has deleted the record");
+    }
+    for hint in [Hint::default(), Hint::key(key.clone())] {
+        let of_the_dead = absences(&backend, dead.lock_id, &hint).await;
+        assert_eq!(of_the_dead, [Absence::Expired; 2], "the record is dead, {hint:?}");
+        let of_nothing = absences(&backend, fresh_id(), &hint).await;
+        assert_eq!(of_nothing, [Absence::NotFound; 2], "nothing has this id, {hint:?}");
+    }
+    let (released, _fence) = acquire(&backend, &key).await;
+    backend.release(&ReleaseRequest::new(released)).await.expect("works");
+    let of_the_released = absences(&backend, released, &Hint::key(key)).await;
+    assert_eq!(of_the_released, [Absence::NotFound; 2], "the lock was released");
+}
+
+/// Why a release and an extend find nothing to do.
+async fn absences(
+    backend: &impl LockBackend<Fencing = crate::Fenced>,
+    lock_id: LockId,
+    hint: &Hint,
+) -> [Absence; 2] {
+    let extend = ExtendRequest::new(lock_id, LONG).with_hint(hint.clone());
+    let release = ReleaseRequest::new(lock_id).with_hint(hint.clone());
+    let extend = backend.extend(&extend).await.expect("works");
+    let release = backend.release(&release).await.expect("works");
+    match (extend, release) {
+        (Extend::NotHeld(extend), Release::NotHeld(release)) => [extend, release],
+        held => panic!("nothing is held: {held:?}"),
+    }
 }

@@ -5,6 +5,7 @@ use super::{
 };
 use crate::common::error::ErrorCode;
 use crate::common::fence::Fence;
+use crate::conformance::log::warnings_of;
 use crate::contract::LockBackend;
 use crate::contract::outcome::Release;
 use crate::contract::request::ReleaseRequest;
@@ -71,4 +72,25 @@ pub async fn the_largest_fence_is_granted_and_no_larger_one<F: Fixture>(fixture:
     assert_eq!(fixture.fence_counter(&key).await, Fence::MAX.get());
     assert!(!fixture.knows_id(&second.lock_id()).await);
     assert!(!backend.is_locked(&key).await.expect("works"));
+}
+
+/// A grant above [`Fence::WARN`] logs a warning that shows the key's hash, and neither key nor lock
+/// id.
+pub async fn fences_near_the_end_are_warned_of_without_the_key<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("canary-warn");
+    fixture.set_fence_counter(&key, Fence::WARN.get() - 1).await;
+    for (fence, is_warned) in [(Fence::WARN.get(), false), (Fence::WARN.get() + 1, true)] {
+        let request = request(&key);
+        let (outcome, warnings) = warnings_of(backend.acquire(&request)).await;
+        assert_eq!(granted(outcome.expect("works")).fence().get(), fence);
+        let hash = key.hash();
+        let about_this_key = warnings.iter().filter(|line| line.contains(hash.as_str())).count();
+        assert_eq!(about_this_key, usize::from(is_warned), "fence {fence}: {warnings:?}");
+        for line in &warnings {
+            assert!(!line.contains("canary"), "a key was logged: {line}");
+            assert!(!line.contains(request.lock_id().expose()), "a lock id was logged");
+        }
+        backend.release(&ReleaseRequest::new(request.lock_id())).await.expect("works");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Fixture, LONG, acquire, fresh_key, granted, request};
+use super::{Fixture, LONG, acquire, fresh_id, fresh_key, granted, key, request};
 use crate::contract::LockBackend;
 use crate::contract::outcome::Release;
 use crate::contract::request::ReleaseRequest;
@@ -55,10 +55,11 @@ pub async fn a_release_leaves_nothing_but_the_fence_counter<F: Fixture>(fixture:
     assert_eq!(fixture.fence_counter(&key).await, fence.get());
 }
 
-/// A lock on one key says nothing about another.
+/// A lock on one key says nothing about another, even if only upper and lower case differ.
 pub async fn distinct_keys_are_distinct_locks<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
-    let (upper, lower) = (fresh_key("Job"), fresh_key("job"));
+    let unique = fresh_id();
+    let [upper, lower] = ["Job", "job"].map(|name| key(&format!("{name}:{}", unique.expose())));
     let (first, _fence) = acquire(&backend, &upper).await;
     acquire(&backend, &lower).await;
     assert_eq!(
@@ -66,4 +67,15 @@ pub async fn distinct_keys_are_distinct_locks<F: Fixture>(fixture: &F) {
         Release::Released
     );
     assert!(backend.is_locked(&lower).await.expect("works"));
+}
+
+/// What the backend says about itself agrees with its type, and every backend on a store says the
+/// same.
+pub async fn capabilities_match_the_type_and_every_handle<F: Fixture>(fixture: &F) {
+    let capabilities = fixture.backend().await.capabilities();
+    assert!(capabilities.fencing, "a backend whose type is fenced says so");
+    let name = capabilities.backend;
+    assert!(!name.is_empty() && !name.contains(|letter: char| letter.is_whitespace()), "{name:?}");
+    assert_eq!(fixture.backend().await.capabilities(), capabilities);
+    assert_eq!(fixture.backend_with_cleanup().await.capabilities(), capabilities);
 }

@@ -2,6 +2,7 @@
 
 use super::{Fixture, LONG, acquire, fresh_key, not_applicable, request};
 use crate::common::error::ErrorCode;
+use crate::common::fence::Fence;
 use crate::contract::LockBackend;
 use crate::contract::request::{ExtendRequest, Hint, ReleaseRequest};
 
@@ -34,4 +35,15 @@ pub async fn a_corrupt_record_is_an_internal_error_and_stays<F: Fixture>(fixture
         assert!(!shown.contains("canary") && !shown.contains(lock_id.expose()), "{shown}");
     }
     assert_eq!(fixture.fence_counter(&key).await, fence.get());
+}
+
+/// Whoever handles an error can tell which backend failed, in which operation and on which key.
+pub async fn an_error_names_backend_operation_and_key<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("named");
+    fixture.set_fence_counter(&key, Fence::MAX.get()).await;
+    let error = backend.acquire(&request(&key)).await.expect_err("the counter is exhausted");
+    assert_eq!(error.backend(), Some(backend.capabilities().backend));
+    assert_eq!(error.operation(), Some("acquire"));
+    assert_eq!(error.key(), Some(&key));
 }

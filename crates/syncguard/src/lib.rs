@@ -36,7 +36,9 @@ pub use contract::LockBackend;
 pub use contract::advice::Advice;
 pub use contract::capabilities::{Capabilities, TimeAuthority};
 pub use contract::erased::AnyBackend;
-pub use contract::event::{EngineEvent, EventSink, LockEvent, Operation, Reason, WaitOutcome};
+pub use contract::event::{
+    EngineEvent, Event, EventSink, LockEvent, Operation, Reason, WaitOutcome,
+};
 pub use contract::inspect::{Cursor, Inspection, Inspector, Page};
 pub use contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
 pub use contract::request::{AcquireRequest, ExtendRequest, Hint, Receipt, ReleaseRequest};
@@ -45,7 +47,7 @@ pub use contract::wake::{WakeHub, WakeUps};
 pub use layers::Layer;
 #[cfg(feature = "metrics")]
 pub use layers::telemetry::metrics::MetricsSink;
-pub use layers::telemetry::queued::{Event, QueuedSink};
+pub use layers::telemetry::queued::QueuedSink;
 pub use layers::telemetry::tracing::TracingSink;
 pub use layers::telemetry::{Telemetry, TelemetryLayer};
 pub use lock::cancel::cancellable;

@@ -71,6 +71,10 @@ fn shown(error: &Error) -> String {
 struct EventsAsText(Arc<Mutex<String>>);
 
 impl EventSink for EventsAsText {
+    fn is_inline(&self) -> bool {
+        true
+    }
+
     fn operation(&self, event: &LockEvent) {
         writeln!(self.0.lock().expect("no panic"), "{event:?}").expect("writing to a string");
     }

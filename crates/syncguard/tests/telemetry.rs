@@ -1,5 +1,6 @@
 //! Events: the vectors of the TypeScript implementation, every path, and sinks that misbehave.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -21,6 +22,10 @@ struct Collector {
 }
 
 impl EventSink for Collector {
+    fn is_inline(&self) -> bool {
+        true
+    }
+
     fn operation(&self, event: &LockEvent) {
         self.operations.lock().expect("no panic").push(event.clone());
     }
@@ -319,6 +324,10 @@ async fn a_loss_that_nobody_watched_for_is_told_at_the_release() {
 struct Panicking;
 
 impl EventSink for Panicking {
+    fn is_inline(&self) -> bool {
+        true
+    }
+
     fn operation(&self, _event: &LockEvent) {
         panic!("in the sink");
     }
@@ -339,6 +348,47 @@ async fn a_panicking_sink_breaks_nothing() {
     drop(locker.lock("k").await.expect("free"));
     locker.shutdown().await.expect("released");
     drop(std::panic::take_hook());
+}
+
+/// A sink of one's own that stops at its first event until the test lets it go on.
+#[derive(Debug)]
+struct Stuck {
+    gate: Mutex<std::sync::mpsc::Receiver<()>>,
+    seen: Arc<AtomicUsize>,
+}
+
+impl EventSink for Stuck {
+    fn operation(&self, _event: &LockEvent) {
+        // Gives up by itself, so that a test that fails ends.
+        let gate = self.gate.lock().expect("no panic");
+        assert!(gate.recv_timeout(Duration::from_secs(5)).is_err(), "nothing is ever sent");
+        self.seen.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn a_sink_of_ones_own_slows_no_lock() {
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    let seen = Arc::new(AtomicUsize::new(0));
+    let sink = Stuck { gate: Mutex::new(blocked), seen: Arc::clone(&seen) };
+    let layer = TelemetryLayer::new(Arc::new(sink));
+    let backend = layer.layer(MemoryBackend::new());
+    let key = Key::new("foo").expect("valid");
+    drop(backend.is_locked(&key).await);
+    assert_eq!(seen.load(Ordering::SeqCst), 0, "the operation waited for the sink");
+    for _ in 0..QueuedSink::CAPACITY + 10 {
+        drop(backend.is_locked(&key).await);
+    }
+    assert!(layer.dropped() > 0, "what does not fit is lost, and counted");
+    drop(unblock);
+    let all = QueuedSink::CAPACITY + 11 - usize::try_from(layer.dropped()).expect("small");
+    for _ in 0..500 {
+        if seen.load(Ordering::SeqCst) == all {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{} of {all} events were heard", seen.load(Ordering::SeqCst));
 }
 
 #[tokio::test]

@@ -179,8 +179,22 @@ pub enum EngineEvent {
     },
 }
 
-/// Somebody who listens. Both methods must return quickly and may be called from any thread; a
-/// slow listener belongs behind a [`QueuedSink`](crate::QueuedSink).
+/// An event, as it waits in a queue.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// An operation at a backend.
+    Operation(LockEvent),
+    /// Something above single operations.
+    Engine(EngineEvent),
+}
+
+/// Somebody who listens.
+///
+/// A [`TelemetryLayer`](crate::TelemetryLayer) calls it on a thread of its own, behind a bounded queue
+/// ([`TelemetryLayer::dropped`](crate::TelemetryLayer::dropped) counts what did not fit), so it may take
+/// its time. The observer of a [`Locker`](crate::Locker) is called in the middle of the engine and must
+/// return quickly; put a slow one behind a [`QueuedSink`](crate::QueuedSink).
 pub trait EventSink: fmt::Debug + Send + Sync + 'static {
     /// An operation at a backend, from a [`TelemetryLayer`](crate::TelemetryLayer).
     #[expect(unused_variables, reason = "the name is documentation")]
@@ -189,4 +203,10 @@ pub trait EventSink: fmt::Debug + Send + Sync + 'static {
     /// Something above single operations, from a [`Locker`](crate::Locker).
     #[expect(unused_variables, reason = "the name is documentation")]
     fn engine(&self, event: &EngineEvent) {}
+
+    /// Whether this sink needs no queue, because it returns at once and never blocks. It is then called
+    /// in the middle of an operation, on whatever thread that is. `false` by default.
+    fn is_inline(&self) -> bool {
+        false
+    }
 }

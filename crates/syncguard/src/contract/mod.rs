@@ -1,6 +1,7 @@
 //! Ring 2: what every backend fulfils.
 
 pub(crate) mod advice;
+pub(crate) mod callback_queue;
 pub(crate) mod capabilities;
 pub(crate) mod erased;
 pub(crate) mod event;

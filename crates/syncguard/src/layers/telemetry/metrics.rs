@@ -21,6 +21,10 @@ use crate::contract::event::{EngineEvent, EventSink, LockEvent, Operation, Reaso
 pub struct MetricsSink;
 
 impl EventSink for MetricsSink {
+    fn is_inline(&self) -> bool {
+        true
+    }
+
     fn operation(&self, event: &LockEvent) {
         let operation = event.operation.as_str();
         let result = match event.reason {

@@ -16,6 +16,7 @@ use crate::common::error::Result;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::contract::LockBackend;
+use crate::contract::callback_queue::SinkHandle;
 use crate::contract::capabilities::Capabilities;
 use crate::contract::event::{EventSink, LockEvent, Operation, Reason};
 use crate::contract::inspect::Inspector;
@@ -30,7 +31,7 @@ use crate::contract::wake::WakeUps;
 /// [`include_raw`](Self::include_raw) says otherwise. A sink that panics is ignored.
 #[derive(Clone, Debug)]
 pub struct TelemetryLayer {
-    sink: Arc<dyn EventSink>,
+    sink: SinkHandle,
     include_raw: IncludeRaw,
 }
 
@@ -42,10 +43,17 @@ enum IncludeRaw {
 }
 
 impl TelemetryLayer {
-    /// A layer that tells `sink`.
+    /// A layer that tells `sink`: on a thread of its own behind a queue, unless the sink
+    /// [is inline](EventSink::is_inline).
     #[must_use]
     pub fn new(sink: Arc<dyn EventSink>) -> Self {
-        Self { sink, include_raw: IncludeRaw::Never }
+        Self { sink: SinkHandle::new(sink), include_raw: IncludeRaw::Never }
+    }
+
+    /// How many events were lost because the queue before the sink was full; 0 without a queue.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.sink.dropped()
     }
 
     /// Adds raw keys and lock ids to every event. For debugging only.
@@ -56,7 +64,8 @@ impl TelemetryLayer {
     }
 
     /// Adds raw keys and lock ids to the events that the predicate chooses. It sees them before
-    /// the raw values are added; when it panics, none are.
+    /// the raw values are added; when it panics, none are. It is called in the middle of an operation
+    /// and must return at once.
     #[must_use]
     pub fn include_raw_if(
         mut self,
@@ -133,24 +142,19 @@ impl TelemetryLayer {
     fn tell(&self, mut event: LockEvent, subject: Subject<'_>) {
         event.key_hash = subject.key.map(Key::hash);
         event.lock_id_hash = subject.lock_id.map(|id| id.hash());
-        // A panic in a sink or predicate must never break a lock.
-        let told = catch_unwind(AssertUnwindSafe(|| {
-            let include = match &self.include_raw {
-                IncludeRaw::Never => false,
-                IncludeRaw::Always => true,
-                IncludeRaw::If(choose) => {
-                    catch_unwind(AssertUnwindSafe(|| choose(&event))).unwrap_or(false)
-                }
-            };
-            if include {
-                event.key = subject.key.cloned();
-                event.lock_id = subject.lock_id;
+        let include = match &self.include_raw {
+            IncludeRaw::Never => false,
+            IncludeRaw::Always => true,
+            // A panic in a predicate must never break a lock.
+            IncludeRaw::If(choose) => {
+                catch_unwind(AssertUnwindSafe(|| choose(&event))).unwrap_or(false)
             }
-            self.sink.operation(&event);
-        }));
-        if told.is_err() {
-            ::tracing::debug!("a telemetry sink panicked");
+        };
+        if include {
+            event.key = subject.key.cloned();
+            event.lock_id = subject.lock_id;
         }
+        self.sink.operation(event);
     }
 }
 

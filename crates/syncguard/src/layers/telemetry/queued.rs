@@ -1,24 +1,10 @@
 //! A user's callback, on a thread of its own behind a bounded queue.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread;
 
-use crate::common::error::{Error, ErrorCode, Result};
-use crate::contract::event::{EngineEvent, EventSink, LockEvent};
-
-/// An event, as a [`QueuedSink`] hands it to its callback.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum Event {
-    /// An operation at a backend.
-    Operation(LockEvent),
-    /// Something above single operations.
-    Engine(EngineEvent),
-}
+use crate::common::error::Result;
+use crate::contract::callback_queue::CallbackQueue;
+use crate::contract::event::{EngineEvent, Event, EventSink, LockEvent};
 
 /// Calls a closure for every event, on a thread of its own.
 ///
@@ -39,54 +25,36 @@ pub enum Event {
 /// # Ok::<(), syncguard::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct QueuedSink {
-    queue: SyncSender<Event>,
-    dropped: Arc<AtomicU64>,
-}
+pub struct QueuedSink(CallbackQueue<Event>);
 
 impl QueuedSink {
     /// How many events may wait for the closure.
-    pub const CAPACITY: usize = 1024;
+    pub const CAPACITY: usize = CallbackQueue::<Event>::CAPACITY;
 
     /// Starts the thread that calls `hear`.
-    pub fn new(mut hear: impl FnMut(&Event) + Send + 'static) -> Result<Self> {
-        let (queue, events) = sync_channel(Self::CAPACITY);
-        let call_all = move || {
-            for event in events {
-                // The next event may fare better.
-                drop(catch_unwind(AssertUnwindSafe(|| hear(&event))));
-            }
-        };
-        thread::Builder::new().name("syncguard-events".into()).spawn(call_all).map_err(
-            |cause| {
-                Error::new(ErrorCode::Internal, "could not start the thread for telemetry")
-                    .with_source(cause)
-                    .without_effect()
-            },
-        )?;
-        Ok(Self { queue, dropped: Arc::default() })
+    pub fn new(hear: impl FnMut(&Event) + Send + 'static) -> Result<Self> {
+        CallbackQueue::start("syncguard-events", hear).map(Self)
     }
 
     /// How many events were lost because the queue was full.
     #[must_use]
     pub fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
-    }
-
-    fn put(&self, event: Event) {
-        if self.queue.try_send(event).is_err() {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
-        }
+        self.0.dropped()
     }
 }
 
 impl EventSink for QueuedSink {
     fn operation(&self, event: &LockEvent) {
-        self.put(Event::Operation(event.clone()));
+        self.0.put(Event::Operation(event.clone()));
     }
 
     fn engine(&self, event: &EngineEvent) {
-        self.put(Event::Engine(*event));
+        self.0.put(Event::Engine(*event));
+    }
+
+    /// It has a queue of its own.
+    fn is_inline(&self) -> bool {
+        true
     }
 }
 

@@ -11,6 +11,10 @@ use crate::contract::event::{EngineEvent, EventSink, LockEvent, WaitOutcome};
 pub struct TracingSink;
 
 impl EventSink for TracingSink {
+    fn is_inline(&self) -> bool {
+        true
+    }
+
     fn operation(&self, event: &LockEvent) {
         debug!(
             target: "syncguard::operation",

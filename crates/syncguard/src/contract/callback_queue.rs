@@ -1,0 +1,126 @@
+//! Callbacks of the user, on a thread of their own behind a bounded queue, so that a slow or
+//! panicking one never slows or breaks a lock.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+
+use super::event::{EngineEvent, Event, EventSink, LockEvent};
+use crate::common::error::{Error, ErrorCode, Result};
+
+/// A callback behind a queue. The thread ends after the last call when the last clone is dropped.
+pub(crate) struct CallbackQueue<T> {
+    queue: SyncSender<T>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl<T: Send + 'static> CallbackQueue<T> {
+    /// How many calls may wait.
+    pub(crate) const CAPACITY: usize = 1024;
+
+    /// Starts the thread that calls `callback`. A call that panics is lost, and the next is made.
+    pub(crate) fn start(
+        thread_name: &str,
+        mut callback: impl FnMut(&T) + Send + 'static,
+    ) -> Result<Self> {
+        let (queue, calls) = sync_channel(Self::CAPACITY);
+        let make_all = move || {
+            for call in calls {
+                drop(catch_unwind(AssertUnwindSafe(|| callback(&call))));
+            }
+        };
+        thread::Builder::new().name(thread_name.to_owned()).spawn(make_all).map_err(|cause| {
+            Error::new(ErrorCode::Internal, "could not start the thread for callbacks")
+                .with_source(cause)
+                .without_effect()
+        })?;
+        Ok(Self { queue, dropped: Arc::default() })
+    }
+
+    /// Makes a call later; drops and counts it when the queue is full. Never waits.
+    pub(crate) fn put(&self, call: T) {
+        if self.queue.try_send(call).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How many calls were dropped because the queue was full.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+impl<T> Clone for CallbackQueue<T> {
+    fn clone(&self) -> Self {
+        Self { queue: self.queue.clone(), dropped: Arc::clone(&self.dropped) }
+    }
+}
+
+impl<T> fmt::Debug for CallbackQueue<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallbackQueue").field("dropped", &self.dropped).finish_non_exhaustive()
+    }
+}
+
+/// Somebody who listens, behind a queue unless it says that it is quick enough without one.
+#[derive(Clone, Debug)]
+pub(crate) enum SinkHandle {
+    Inline(Arc<dyn EventSink>),
+    Queued(CallbackQueue<Event>),
+    /// There was no thread for it; every event is dropped, and counted.
+    Unheard(Arc<AtomicU64>),
+}
+
+impl SinkHandle {
+    pub(crate) fn new(sink: Arc<dyn EventSink>) -> Self {
+        if sink.is_inline() {
+            return Self::Inline(sink);
+        }
+        let tell = move |event: &Event| match event {
+            Event::Operation(event) => sink.operation(event),
+            Event::Engine(event) => sink.engine(event),
+        };
+        match CallbackQueue::start("syncguard-events", tell) {
+            Ok(queue) => Self::Queued(queue),
+            Err(error) => {
+                tracing::warn!("{error}; telemetry is lost");
+                Self::Unheard(Arc::default())
+            }
+        }
+    }
+
+    pub(crate) fn operation(&self, event: LockEvent) {
+        match self {
+            // A panic in a sink must never break a lock.
+            Self::Inline(sink) => no_panic(|| sink.operation(&event)),
+            Self::Queued(queue) => queue.put(Event::Operation(event)),
+            Self::Unheard(dropped) => drop(dropped.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+
+    #[expect(dead_code, reason = "the locker tells its observer by itself")]
+    pub(crate) fn engine(&self, event: EngineEvent) {
+        match self {
+            Self::Inline(sink) => no_panic(|| sink.engine(&event)),
+            Self::Queued(queue) => queue.put(Event::Engine(event)),
+            Self::Unheard(dropped) => drop(dropped.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+
+    pub(crate) fn dropped(&self) -> u64 {
+        match self {
+            Self::Inline(_) => 0,
+            Self::Queued(queue) => queue.dropped(),
+            Self::Unheard(dropped) => dropped.load(Ordering::Relaxed),
+        }
+    }
+}
+
+fn no_panic(tell: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(tell)).is_err() {
+        tracing::debug!("a telemetry sink panicked");
+    }
+}

@@ -1,0 +1,53 @@
+//! What every backend says about itself, as the specifications of the backends have it.
+#![cfg(all(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite"))]
+
+use syncguard::{AnyBackend, connect};
+use syncguard::{Layer, LockBackend, MemoryBackend, TelemetryLayer, TimeAuthority, TracingSink};
+use test_support::{
+    FirestoreEmulator, PostgresOptions, PostgresServer, RedisOptions, RedisServer, TempDir,
+};
+
+async fn assert_says(url: &str, name: &str, authority: TimeAuthority, undo_is_final: bool) {
+    let capabilities = connect(url).await.expect("a store").capabilities();
+    assert_eq!(capabilities.backend, name);
+    assert_eq!(capabilities.time_authority, authority, "{name}");
+    assert_eq!(capabilities.undo_is_final, undo_is_final, "{name}");
+    assert!(capabilities.fencing, "{name}");
+}
+
+#[tokio::test]
+async fn memory_and_sqlite() {
+    assert_says("memory:", "memory", TimeAuthority::Server, true).await;
+    let directory = TempDir::new();
+    let url = format!("sqlite:{}", directory.path().join("locks.db").display());
+    assert_says(&url, "sqlite", TimeAuthority::Server, true).await;
+}
+
+#[tokio::test]
+async fn redis() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    assert_says(&server.url(), "redis", TimeAuthority::Server, true).await;
+}
+
+#[tokio::test]
+async fn postgres() {
+    let Some(server) = PostgresServer::start(&PostgresOptions::default()) else { return };
+    assert_says(&server.url(), "postgres", TimeAuthority::Server, false).await;
+}
+
+#[tokio::test]
+async fn firestore() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let url = format!("firestore://p?emulator={}", emulator.host());
+    assert_says(&url, "firestore", TimeAuthority::Client, false).await;
+}
+
+/// Layers and erasure change nothing about it.
+#[test]
+fn layers_pass_them_on() {
+    let backend = MemoryBackend::new();
+    let capabilities = backend.capabilities();
+    let telemetry = TelemetryLayer::new(std::sync::Arc::new(TracingSink));
+    assert_eq!(telemetry.layer(backend.clone()).capabilities(), capabilities);
+    assert_eq!(AnyBackend::new(backend).capabilities(), capabilities);
+}

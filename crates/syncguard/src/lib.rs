@@ -54,7 +54,8 @@ pub use lock::cancel::cancellable;
 pub use lock::clock::LocalClock;
 pub use lock::guard::{Held, LockGuard};
 pub use lock::locker::{Locker, LockerBuilder};
-pub use lock::options::{LockOptions, OnReleaseError, ReleaseContext, ReleaseSource};
+pub use lock::options::LockOptions;
+pub use lock::release_errors::{ReleaseContext, ReleaseSource};
 pub use lock::retry::{Backoff, Jitter, RetryPolicy};
 pub use tokio_util::sync::CancellationToken;
 

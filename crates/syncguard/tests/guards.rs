@@ -7,7 +7,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::{Call, Fault, Faulty, Reports, key, locker, ms, ttl_ms};
+use support::{Call, Fault, Faulty, Reports, key, locker, ms, shut_down, ttl_ms};
 use syncguard::{
     ErrorCode, LockBackend, LockGuard, LockOptions, Locker, LostReason, MemoryBackend, Release,
     ReleaseRequest, ReleaseSource,
@@ -81,7 +81,7 @@ fn a_guard_dropped_after_its_runtime_reports_once_and_does_not_panic() {
         let (_locker, guard) = held_lock(&runtime, &backend, &reports);
         runtime.shutdown_timeout(ms(1000));
         drop(guard);
-        assert_eq!(reports.codes(), [ErrorCode::Aborted]);
+        assert_eq!(reports.next(), ErrorCode::Aborted);
         assert!(is_locked(&backend), "it stays until its TTL, and somebody was told");
     }
 }
@@ -97,7 +97,7 @@ fn a_guard_held_by_a_task_survives_the_end_of_its_runtime() {
         });
         std::thread::sleep(ms(20));
         drop(runtime);
-        assert_eq!(reports.codes(), [ErrorCode::Aborted]);
+        assert_eq!(reports.next(), ErrorCode::Aborted);
     }
 }
 
@@ -267,7 +267,7 @@ async fn failure_and_timeout_are_reported_and_not_held_is_not() {
         let guard = locker.lock("k").await.expect("free");
         backend.fail_always(Call::Release, Some(fault));
         drop(guard);
-        locker.shutdown().await.expect("given up in time");
+        shut_down(&locker).await;
         assert_eq!(reports.codes(), expected, "{fault:?}");
     }
     let (backend, reports) = (Faulty::new(), Reports::default());
@@ -292,12 +292,37 @@ async fn a_report_names_key_lock_id_and_source_and_may_panic() {
     let lock_id = guard.lock_id();
     backend.fail_next(Call::Release, Fault::Fails(ErrorCode::Internal));
     drop(guard);
-    locker.shutdown().await.expect("the job ends");
+    shut_down(&locker).await;
     let (code, context) = told.recv().await.expect("told");
     assert_eq!(code, ErrorCode::Internal);
     assert_eq!(context.key, key("k"));
     assert_eq!(context.lock_id, lock_id);
     assert_eq!(context.source, ReleaseSource::Guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_callback_that_hangs_holds_nothing_up() {
+    let backend = Faulty::new();
+    let (sender, told) = std::sync::mpsc::channel();
+    let (go_on, waits) = std::sync::mpsc::channel::<()>();
+    let waits = std::sync::Mutex::new(waits);
+    let options = LockOptions::default().on_release_error(move |error, _context| {
+        sender.send(error.code()).expect("the test listens");
+        let _ended = waits.lock().expect("one thread").recv();
+    });
+    let locker = locker(&backend, options);
+    for _ in 0..3 {
+        backend.fail_next(Call::Release, Fault::Fails(ErrorCode::AuthFailed));
+        drop(locker.lock("k").await.expect("free, or dead by now"));
+        tokio::time::sleep(ms(60_000)).await;
+    }
+    assert_eq!(told.recv().expect("told"), ErrorCode::AuthFailed);
+    assert!(told.try_recv().is_err(), "the callback hangs");
+    let error = locker.shutdown_within(ms(100)).await.expect_err("reports are not delivered");
+    assert_eq!(error.code(), ErrorCode::NetworkTimeout);
+    drop(go_on);
+    // Threads take real time, and this clock is virtual.
+    assert_eq!([told.recv(), told.recv()], [Ok(ErrorCode::AuthFailed); 2]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -315,7 +340,7 @@ async fn work_keeps_its_value_and_its_error_whatever_the_release_did() {
             .expect("ran");
         assert_eq!(failed, Err("own error"));
     }
-    locker.shutdown().await.expect("given up in time");
+    shut_down(&locker).await;
     assert_eq!(reports.codes().len(), 4);
 }
 

@@ -6,7 +6,7 @@ mod support;
 use std::time::Duration;
 
 use serde_json::Value;
-use support::{Call, Fault, Faulty, Reports, key, locker, ms};
+use support::{Call, Fault, Faulty, Reports, key, locker, ms, shut_down};
 use syncguard::{CancellationToken, ErrorCode, LockBackend, LockOptions, Ttl};
 use tokio::time::Instant;
 
@@ -67,7 +67,7 @@ async fn play(name: &str, code: Option<&str>) {
             backend.fail_always(Call::Release, Some(Fault::Fails(ErrorCode::Internal)));
             let locker = locker(&backend, reports.options());
             assert_eq!(locker.with_lock("k", |_held| async { 1 }).await.expect("the value"), 1);
-            locker.shutdown().await.expect("given up");
+            shut_down(&locker).await;
             assert_eq!(reports.codes(), [ErrorCode::Internal]);
         }
         "release returns ok:false" => {

@@ -101,7 +101,6 @@ impl SinkHandle {
         }
     }
 
-    #[expect(dead_code, reason = "the locker tells its observer by itself")]
     pub(crate) fn engine(&self, event: EngineEvent) {
         match self {
             Self::Inline(sink) => no_panic(|| sink.engine(&event)),

@@ -2,7 +2,6 @@
 //! reporting releases that failed.
 
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use super::acquisition::Acquisition;
 use super::clock::LocalInstant;
 use super::context::Context;
 use super::detach::BoxFuture;
-use super::options::{ReleaseContext, ReleaseSource};
+use super::release_errors::{ReleaseContext, ReleaseSource};
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::contract::LockBackend;
 use crate::contract::outcome::{Acquire, Release};
@@ -164,10 +163,14 @@ impl<B: LockBackend> Report<B> {
     fn tell(&self, error: Error) {
         let ReleaseContext { key, lock_id, source } = &self.which;
         let error = error.with_key(key).with_lock_id(*lock_id);
-        if let Some(callback) = &self.context.options.on_release_error {
-            // A panic in the user's callback is the user's; it must not end the job half-way.
-            drop(catch_unwind(AssertUnwindSafe(|| callback(&error, &self.which))));
-        } else {
+        let is_told = match &self.context.options.on_release_error {
+            Some(errors) => {
+                let token = self.context.engine.background.token();
+                errors.report(error.clone(), self.which.clone(), token)
+            }
+            None => false,
+        };
+        if !is_told {
             tracing::error!(
                 key_hash = %key.hash(),
                 ?source,

@@ -1,6 +1,5 @@
 //! What a locker, its waits and its guards share.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +12,8 @@ use super::clock::Ticker;
 use super::lanes::Lanes;
 use super::options::LockOptions;
 use crate::common::error::{Error, Result};
-use crate::contract::event::{EngineEvent, EventSink};
+use crate::contract::callback_queue::SinkHandle;
+use crate::contract::event::EngineEvent;
 
 /// A locker's options, and the engine behind it.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) struct Engine<B> {
     pub(super) lanes: Lanes,
     pub(super) background: Background,
     pub(super) poll_interval: Duration,
-    pub(super) observer: Option<Arc<dyn EventSink>>,
+    pub(super) observer: Option<SinkHandle>,
     /// Ends all waits.
     pub(super) shut_down: CancellationToken,
 }
@@ -39,10 +39,7 @@ impl<B> Engine<B> {
     /// Tells the observer, if there is one; nothing is computed otherwise.
     pub(super) fn observe(&self, event: impl FnOnce() -> EngineEvent) {
         if let Some(observer) = &self.observer {
-            // A panic in an observer must never break a lock.
-            if catch_unwind(AssertUnwindSafe(|| observer.engine(&event()))).is_err() {
-                tracing::debug!("an observer panicked");
-            }
+            observer.engine(event());
         }
     }
 

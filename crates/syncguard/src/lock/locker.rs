@@ -21,6 +21,7 @@ use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::contract::LockBackend;
+use crate::contract::callback_queue::SinkHandle;
 use crate::contract::event::EventSink;
 use crate::contract::outcome::Extend;
 use crate::contract::request::ExtendRequest;
@@ -325,7 +326,8 @@ impl<B: LockBackend> LockerBuilder<B> {
         self
     }
 
-    /// Hears of waiting, holding and losing.
+    /// Hears of waiting, holding and losing, on a thread of its own behind a bounded queue unless it
+    /// [is inline](EventSink::is_inline).
     pub fn observer(mut self, sink: Arc<dyn EventSink>) -> Self {
         self.observer = Some(sink);
         self
@@ -365,7 +367,7 @@ impl<B: LockBackend> LockerBuilder<B> {
             lanes: Lanes::new(),
             background: Background::new(runtime),
             poll_interval: self.poll_interval,
-            observer: self.observer,
+            observer: self.observer.map(SinkHandle::new),
             shut_down: CancellationToken::new(),
         };
         Ok(Locker {

@@ -11,6 +11,7 @@ mod detach;
 mod lanes;
 mod lease_state;
 pub(crate) mod options;
+pub(crate) mod release_errors;
 pub(crate) mod retry;
 
 mod context;

@@ -1,15 +1,13 @@
 //! What can be chosen about a single lock.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use super::release_errors::{ReleaseContext, ReleaseErrors};
 use super::retry::RetryPolicy;
 use crate::common::error::{Error, Result};
-use crate::common::key::Key;
-use crate::common::lock_id::LockId;
 use crate::common::ttl::Ttl;
 
 /// What can be chosen about a lock: the defaults of a [`Locker`](crate::Locker), or those of one
@@ -37,34 +35,7 @@ pub struct LockOptions {
     pub(crate) stop_margin: Duration,
     pub(crate) cancel: Option<CancellationToken>,
     pub(crate) release_timeout: Option<Duration>,
-    pub(crate) on_release_error: Option<Arc<OnReleaseError>>,
-}
-
-/// Hears of a release in the background that did not happen.
-pub type OnReleaseError = dyn Fn(&Error, &ReleaseContext) + Send + Sync;
-
-/// Which release did not happen.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ReleaseContext {
-    /// The key. Sensitive: do not log it.
-    pub key: Key,
-    /// The id that holds the lock. A secret.
-    pub lock_id: LockId,
-    /// What asked for the release.
-    pub source: ReleaseSource,
-}
-
-/// What asked for a release in the background.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ReleaseSource {
-    /// A guard was dropped, or a call of its `release` was.
-    Guard,
-    /// An acquire was dropped, cancelled or timed out, and may have taken the lock.
-    Undo,
-    /// An extend succeeded after the lock had been given up as lost.
-    LateExtend,
+    pub(crate) on_release_error: Option<ReleaseErrors>,
 }
 
 impl Default for LockOptions {
@@ -189,14 +160,14 @@ impl LockOptions {
     /// Hears of releases in the background that failed, timed out or never ran. Without it they
     /// are logged, without key and lock id. A release that found nothing to release is no error.
     ///
-    /// It is called by the background job itself, or by the drop of a guard whose runtime is gone:
-    /// it must be quick. A panic in it is ignored.
+    /// It is called on a thread of its own behind a bounded queue, so that a slow one delays no lock;
+    /// [`shutdown`](crate::Locker::shutdown) waits until it has returned. A panic in it is ignored.
     #[must_use]
     pub fn on_release_error(
         mut self,
-        hear: impl Fn(&Error, &ReleaseContext) + Send + Sync + 'static,
+        callback: impl Fn(&Error, &ReleaseContext) + Send + Sync + 'static,
     ) -> Self {
-        self.on_release_error = Some(Arc::new(hear));
+        self.on_release_error = Some(ReleaseErrors::new(callback));
         self
     }
 

@@ -16,7 +16,7 @@ use super::context::Context;
 use super::detach::{BoxFuture, DetachOnDrop, poll_once};
 use super::lanes::LocalHolder;
 use super::lease_state::{AfterExtend, BeginExtend, ExtendAnswer, LeaseState, SentExtend, Step};
-use super::options::{ReleaseContext, ReleaseSource};
+use super::release_errors::{ReleaseContext, ReleaseSource};
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::fence::Fencing;
 use crate::common::key::Key;

@@ -195,6 +195,17 @@ pub(crate) fn locker(backend: &Faulty, options: LockOptions) -> Locker<Faulty> {
     builder.options(options).build().expect("inside a runtime")
 }
 
+/// Shuts a locker down. Reports come from threads, which take real time while the clock is virtual.
+pub(crate) async fn shut_down(locker: &Locker<Faulty>) {
+    for _ in 0..1_000 {
+        if locker.shutdown().await.is_ok() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("background work does not end: {locker:?}");
+}
+
 pub(crate) fn key(text: &str) -> Key {
     Key::new(text).expect("a valid key")
 }
@@ -215,6 +226,17 @@ impl Reports {
     /// The codes so far.
     pub(crate) fn codes(&self) -> Vec<ErrorCode> {
         self.0.lock().expect("no panic inside").clone()
+    }
+
+    /// Waits for a report, which comes from a thread, and answers its code.
+    pub(crate) fn next(&self) -> ErrorCode {
+        for _ in 0..10_000 {
+            if let [code] = self.codes()[..] {
+                return code;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("no report, or several: {:?}", self.codes());
     }
 
     /// Options that report here.

@@ -74,6 +74,10 @@ impl<B: LockBackend> LockBackend for Yielding<B> {
         slowly(self.0.wake_ups(key)).await
     }
 
+    async fn quiesce(&self) {
+        slowly(self.0.quiesce()).await;
+    }
+
     fn inspector(&self) -> Option<Arc<dyn Inspector>> {
         self.0.inspector()
     }

@@ -29,6 +29,7 @@ trait DynLockBackend<F: Fencing>: fmt::Debug + Send + Sync + 'static {
     fn lookup_key<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<Option<StoredLock<F>>>>;
     fn lookup_id<'a>(&'a self, lock_id: &'a LockId) -> Boxed<'a, Result<Option<StoredLock<F>>>>;
     fn wake_ups<'a>(&'a self, key: &'a Key) -> Boxed<'a, Option<WakeUps>>;
+    fn quiesce(&self) -> Boxed<'_, ()>;
     fn inspector(&self) -> Option<Arc<dyn Inspector>>;
 }
 
@@ -69,6 +70,10 @@ impl<B: LockBackend> DynLockBackend<B::Fencing> for B {
 
     fn wake_ups<'a>(&'a self, key: &'a Key) -> Boxed<'a, Option<WakeUps>> {
         Box::pin(LockBackend::wake_ups(self, key))
+    }
+
+    fn quiesce(&self) -> Boxed<'_, ()> {
+        Box::pin(LockBackend::quiesce(self))
     }
 
     fn inspector(&self) -> Option<Arc<dyn Inspector>> {
@@ -147,6 +152,10 @@ impl<F: Fencing> LockBackend for AnyBackend<F> {
 
     async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
         self.0.wake_ups(key).await
+    }
+
+    async fn quiesce(&self) {
+        self.0.quiesce().await;
     }
 
     fn inspector(&self) -> Option<Arc<dyn Inspector>> {

@@ -6,6 +6,8 @@ pub(crate) mod capabilities;
 pub(crate) mod erased;
 pub(crate) mod event;
 pub(crate) mod inspect;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+pub(crate) mod listener;
 pub(crate) mod outcome;
 pub(crate) mod request;
 pub(crate) mod stored_lock;
@@ -141,6 +143,20 @@ pub trait LockBackend: fmt::Debug + Send + Sync + 'static {
         ready(None)
     }
 
+    /// Waits for what this backend does after it has answered: notifications of releases, cleanups.
+    /// A [`Locker`](crate::Locker) that shuts down calls it, so that a process that ends right after
+    /// loses none of it.
+    ///
+    /// It takes no longer than an operation may, and reports no failure: nothing that is correct
+    /// depends on it.
+    ///
+    /// # Cancel safety
+    ///
+    /// What is under way goes on, dropped or not.
+    fn quiesce(&self) -> impl Future<Output = ()> + Send {
+        ready(())
+    }
+
     /// The store for people: what is held, what is missing, what is risky. `None` where that is not
     /// offered. Locking never needs it.
     fn inspector(&self) -> Option<Arc<dyn Inspector>> {
@@ -191,6 +207,10 @@ impl<B: LockBackend> LockBackend for Arc<B> {
 
     fn wake_ups(&self, key: &Key) -> impl Future<Output = Option<WakeUps>> + Send {
         B::wake_ups(self, key)
+    }
+
+    fn quiesce(&self) -> impl Future<Output = ()> + Send {
+        B::quiesce(self)
     }
 
     fn inspector(&self) -> Option<Arc<dyn Inspector>> {

@@ -217,6 +217,10 @@ impl<B: LockBackend> LockBackend for Telemetry<B> {
         self.inner.wake_ups(key).await
     }
 
+    async fn quiesce(&self) {
+        self.inner.quiesce().await;
+    }
+
     fn inspector(&self) -> Option<Arc<dyn Inspector>> {
         self.inner.inspector()
     }

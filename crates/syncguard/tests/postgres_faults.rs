@@ -403,7 +403,11 @@ async fn the_write_of_a_paused_holder_is_refused_by_the_fence() {
         let transaction = client.transaction().await.expect("works");
         let checked = fenced.check(&transaction, holder.key(), holder.fence()).await;
         assert_eq!(checked.is_ok(), is_accepted);
-        if checked.is_ok() {
+        if let Err(error) = checked {
+            assert_eq!(error.code(), ErrorCode::Aborted, "{error:?}");
+            assert!(error.is_stale_fence(), "{error:?}");
+            assert!(!error.may_have_taken_effect(), "{error:?}");
+        } else {
             transaction.execute("INSERT INTO documents VALUES ('x')", &[]).await.expect("works");
             transaction.commit().await.expect("works");
         }

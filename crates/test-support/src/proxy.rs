@@ -1,6 +1,7 @@
 //! A TCP proxy that misbehaves on demand.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ pub enum Fault {
 pub struct Proxy {
     address: SocketAddr,
     fault: Arc<Mutex<Fault>>,
+    to_port: Arc<AtomicU16>,
     accepting: JoinHandle<()>,
 }
 
@@ -43,11 +45,12 @@ impl Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let fault = Arc::new(Mutex::new(Fault::None));
+        let to_port = Arc::new(AtomicU16::new(to_port));
         let accepting = tokio::spawn({
-            let fault = Arc::clone(&fault);
+            let (fault, target) = (Arc::clone(&fault), Arc::clone(&to_port));
             async move {
                 while let Ok((client, _)) = listener.accept().await {
-                    let fault = Arc::clone(&fault);
+                    let (fault, to_port) = (Arc::clone(&fault), target.load(Ordering::SeqCst));
                     tokio::spawn(async move {
                         if let Ok(server) = TcpStream::connect(("127.0.0.1", to_port)).await {
                             // What it holds back, it holds back on purpose.
@@ -59,13 +62,19 @@ impl Proxy {
                 }
             }
         });
-        Self { address, fault, accepting }
+        Self { address, fault, to_port, accepting }
     }
 
     /// The port of the proxy.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.address.port()
+    }
+
+    /// Sends new connections to another port on 127.0.0.1, like a DNS name that has moved. Those that
+    /// are open stay where they are.
+    pub fn retarget(&self, to_port: u16) {
+        self.to_port.store(to_port, Ordering::SeqCst);
     }
 
     /// Misbehaves from now on, on all connections, or behaves again.

@@ -121,6 +121,12 @@ enum AbortReason {
     Canceled,
     ShutDown,
     Lost(LostReason),
+    /// A later holder has used the resource already.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "only its table checks fences")
+    )]
+    StaleFence,
 }
 
 impl Error {
@@ -158,6 +164,13 @@ impl Error {
     pub(crate) fn foreign_counter() -> Self {
         Self::new(ErrorCode::Internal, "foreign data is stored where the fence counter belongs")
             .without_effect()
+    }
+
+    /// A resource has seen a larger fence than this one; nothing was changed.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn stale_fence() -> Self {
+        let message = "a later holder of the lock has written already; this fence is stale";
+        Self::aborted_because(AbortReason::StaleFence, message)
     }
 
     pub(crate) fn aborted(message: impl Into<String>) -> Self {
@@ -256,6 +269,13 @@ impl Error {
     #[must_use]
     pub fn is_shut_down(&self) -> bool {
         self.0.abort_reason == Some(AbortReason::ShutDown)
+    }
+
+    /// Whether a resource refused a write because a later holder of the lock has written already: this
+    /// holder had lost its lock without noticing. Its code is [`ErrorCode::Aborted`].
+    #[must_use]
+    pub fn is_stale_fence(&self) -> bool {
+        self.0.abort_reason == Some(AbortReason::StaleFence)
     }
 
     /// The key the operation was about, if it is known. Sensitive: do not log it.
@@ -360,6 +380,15 @@ mod tests {
         assert!(shown.contains(key.hash().as_str()), "{shown}");
         assert_eq!(error.key(), Some(&key));
         assert!(error.lock_id().is_some_and(|id| id == lock_id));
+    }
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn a_stale_fence_is_told_from_other_aborts() {
+        let error = Error::stale_fence();
+        assert_eq!(error.code(), ErrorCode::Aborted);
+        assert!(error.is_stale_fence() && error.clone().is_stale_fence());
+        assert!(!Error::aborted("cancelled").is_stale_fence());
     }
 
     #[test]

@@ -71,7 +71,10 @@ pub(crate) trait Transport: Send + Sync + 'static {
 #[derive(Clone, Debug)]
 pub(crate) struct Topic {
     pub(crate) name: String,
-    #[expect(dead_code, reason = "a channel of Redis says it all by its name")]
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "a channel of Redis says it all by its name")
+    )]
     pub(crate) key: Key,
 }
 

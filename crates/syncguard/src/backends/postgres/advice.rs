@@ -3,7 +3,7 @@
 use tokio_postgres::types::Type;
 
 use super::pool::{Pool, Urgency};
-use super::statements::Sql;
+use super::statements::{Sql, Value};
 use super::transaction::{self, Step};
 use super::{column, error};
 use crate::common::error::Result;
@@ -22,9 +22,9 @@ const QUESTION: &str = "
 /// Asks the server.
 pub(super) async fn ask(pool: &Pool, locks: &str, fences: &str) -> Result<Vec<Advice>> {
     let question = Sql { text: QUESTION.to_owned(), types: &[Type::TEXT, Type::TEXT] };
-    let step: Step<'_> = (&question, &[&locks, &fences]);
+    let step: Step<'_> = (&question, &[Value::Text(locks), Value::Text(fences)]);
     let [rows, _] = transaction::run(pool, Urgency::Ordinary, [Some(step), None]).await?;
-    let row = rows.first().ok_or_else(error::nonsense)?;
+    let row = rows.first().ok_or_else(error::unexpected_response)?;
     let mut found = Vec::new();
     if column::<&str>(row, 0)? == "off" {
         found.push(Advice::new(

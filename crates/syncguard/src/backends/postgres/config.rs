@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio_postgres::config::Host;
 
 use super::callers_pool::ClientPool;
-use super::names::TableName;
+use super::names::Names;
 use super::schema;
 use super::tls::{Files, SslMode};
 use crate::common::error::{Error, Result};
@@ -15,7 +15,7 @@ use crate::common::key::Key;
 use crate::common::url_options::UrlOptions;
 
 const OPTIONS: &str = "locks_table, fences_table, pool_size, pooler, response_timeout_ms, \
-                       connect_timeout_ms, cleanup_in_is_locked, sslmode, sslrootcert, sslcert, \
+                       connect_timeout_ms, max_connection_age_ms, cleanup_in_is_locked, sslmode, sslrootcert, sslcert, \
                        sslkey, and those of libpq that the driver knows";
 
 /// Options of libpq that are the driver's business.
@@ -63,6 +63,7 @@ pub struct PostgresConfig {
     pub(super) is_pooled: bool,
     pub(super) connect_timeout: Duration,
     pub(super) response_timeout: Duration,
+    pub(super) max_connection_age: Duration,
     pub(super) cleanup_in_is_locked: bool,
 }
 
@@ -74,8 +75,8 @@ impl PostgresConfig {
 
     /// A server by its URL: `postgres://user:password@host:5432/database`, with the options that
     /// libpq has (`sslmode`, `sslrootcert`, …) and ours: `locks_table`, `fences_table`, `pool_size`,
-    /// `pooler`, `connect_timeout_ms`, `response_timeout_ms`, `cleanup_in_is_locked`. An unknown
-    /// option is an error.
+    /// `pooler`, `connect_timeout_ms`, `response_timeout_ms`, `max_connection_age_ms`,
+    /// `cleanup_in_is_locked`. An unknown option is an error.
     ///
     /// `sslmode` is `verify-full` unless the server is on this machine: `prefer`, the default of
     /// libpq, lets whoever sits between turn TLS off.
@@ -124,6 +125,9 @@ impl PostgresConfig {
         if let Some(timeout) = options.take_millis("response_timeout_ms")? {
             config = config.response_timeout(timeout);
         }
+        if let Some(age) = options.take_millis("max_connection_age_ms")? {
+            config = config.max_connection_age(age);
+        }
         if let Some(enabled) = options.take_as("cleanup_in_is_locked", "true or false")? {
             config = config.cleanup_in_is_locked(enabled);
         }
@@ -153,6 +157,8 @@ impl PostgresConfig {
             (_, true) => SslMode::Prefer,
             (_, false) => SslMode::VerifyFull,
         };
+        let connect_timeout =
+            driver.get_connect_timeout().copied().unwrap_or(Duration::from_secs(5));
         Self {
             ssl_mode,
             driver,
@@ -162,8 +168,9 @@ impl PostgresConfig {
             fences_table: Self::DEFAULT_FENCES_TABLE.to_owned(),
             pool_size: 8,
             is_pooled: false,
-            connect_timeout: Duration::from_secs(5),
+            connect_timeout,
             response_timeout: Duration::from_secs(5),
+            max_connection_age: Duration::from_mins(10),
             cleanup_in_is_locked: false,
         }
     }
@@ -203,7 +210,8 @@ impl PostgresConfig {
         self
     }
 
-    /// How long connecting may take. Five seconds unless told otherwise.
+    /// How long connecting may take: to each host, and to each address of a name. 5 seconds by
+    /// default, or the driver's own `connect_timeout` where that is set.
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
@@ -218,6 +226,15 @@ impl PostgresConfig {
         self
     }
 
+    /// How old a connection may get before it is replaced, 10 minutes by default. A DNS name that has
+    /// moved to another server is noticed after this time at the latest; a server that has become
+    /// read-only is noticed at once.
+    #[must_use]
+    pub fn max_connection_age(mut self, age: Duration) -> Self {
+        self.max_connection_age = age;
+        self
+    }
+
     /// Lets `is_locked` delete a record that has been dead for a while, on the side. Off unless
     /// asked for; fence counters stay in any case.
     #[must_use]
@@ -228,42 +245,43 @@ impl PostgresConfig {
 
     /// The SQL that `setup_schema` runs, for migration tools.
     pub fn schema_sql(&self) -> Result<String> {
-        let (locks, fences) = self.names()?;
-        Ok(schema::sql(&locks, &fences))
+        Ok(schema::sql(&self.names()?))
     }
 
-    /// The names of the tables; refuses what cannot be one, and one table for both.
-    pub(super) fn names(&self) -> Result<(TableName, TableName)> {
-        let (locks, fences) =
-            (TableName::parse(&self.locks_table)?, TableName::parse(&self.fences_table)?);
-        if locks == fences {
-            return Err(Error::invalid("locks and fence counters must be in different tables"));
-        }
+    /// Refuses what cannot work, before anything is sent.
+    pub(super) fn validate(&self) -> Result<()> {
+        self.names()?;
         if self.pool_size == 0 {
             return Err(Error::invalid("pool_size must be at least 1"));
         }
         let shortest = Duration::from_millis(10);
-        if self.connect_timeout < shortest || self.response_timeout < shortest {
-            return Err(Error::invalid("timeouts must be at least 10 ms"));
+        if [self.connect_timeout, self.response_timeout, self.max_connection_age]
+            .iter()
+            .any(|time| *time < shortest)
+        {
+            return Err(Error::invalid(
+                "timeouts and the maximum age of connections must be at least 10 ms",
+            ));
         }
-        Ok((locks, fences))
+        Ok(())
+    }
+
+    /// The names of the tables and of their rows.
+    pub(super) fn names(&self) -> Result<Names> {
+        Names::new(&self.locks_table, &self.fences_table)
     }
 
     /// Where the records of a key are, for people who look into the database.
     pub(crate) fn explain(&self, key: &Key) -> Result<Vec<(&'static str, String)>> {
-        let (locks, fences) = self.names()?;
+        let names = self.names()?;
+        let (locks, fences) = (names.locks.quoted(), names.fences.quoted());
+        let lock_key = names.lock_key(key)?;
+        let fence_key = names.fence_key(&lock_key)?;
         let literal = |text: &str| format!("'{}'", text.replace('\'', "''"));
         Ok(vec![
-            ("lock", format!("{}, key = {}", locks.quoted(), literal(key.as_str()))),
-            ("index", format!("{}, by lock_id", locks.quoted())),
-            (
-                "fence",
-                format!(
-                    "{}, fence_key = {}",
-                    fences.quoted(),
-                    literal(&format!("fence:{}", key.as_str()))
-                ),
-            ),
+            ("lock", format!("{locks}, key = {}", literal(&lock_key))),
+            ("index", format!("{locks}, by lock_id")),
+            ("fence", format!("{fences}, fence_key = {}", literal(&fence_key))),
         ])
     }
 }

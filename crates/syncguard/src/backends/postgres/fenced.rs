@@ -1,10 +1,11 @@
 //! Fences for the user's own tables: a write that comes too late is refused.
 
-use tokio_postgres::GenericClient;
+use tokio_postgres::Transaction;
 
 use super::error;
 use super::names::TableName;
-use crate::common::error::{Error, ErrorCode, Result};
+use super::statements::Value;
+use crate::common::error::{Error, Result};
 use crate::common::fence::Fence;
 use crate::common::key::Key;
 
@@ -49,15 +50,26 @@ impl FencedTable {
         )
     }
 
-    /// Refuses a holder that is not the latest one, with [`ErrorCode::Aborted`]; remembers it
-    /// otherwise. What follows in the transaction is committed only if it still is.
+    /// Refuses a holder that is not the latest one, with an error of the code
+    /// [`Aborted`](crate::ErrorCode::Aborted) for which [`is_stale_fence`](Error::is_stale_fence) is
+    /// true; remembers it otherwise. What follows in the transaction is committed only if it still is.
+    ///
+    /// It takes a transaction, because a check that commits by itself protects nothing:
+    ///
+    /// ```compile_fail,E0308
+    /// # use syncguard::postgres::{FencedTable, tokio_postgres};
+    /// # use syncguard::{Fence, Key};
+    /// # async fn write(fenced: &FencedTable, client: &mut tokio_postgres::Client, key: &Key, fence: Fence) {
+    /// fenced.check(client, key, fence).await;
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     ///
     /// It is a part of the caller's transaction.
     pub async fn check(
         &self,
-        transaction: &(impl GenericClient + Sync),
+        transaction: &Transaction<'_>,
         key: &Key,
         fence: Fence,
     ) -> Result<()> {
@@ -67,15 +79,10 @@ impl FencedTable {
              ON CONFLICT (key) DO UPDATE SET fence = excluded.fence
                WHERE seen.fence <= excluded.fence"
         );
-        let number = i64::try_from(fence.get()).map_err(|_cause| error::nonsense())?;
-        let changed = transaction.execute(&remember, &[&key.as_str(), &number]).await;
+        let (name, number) = (Value::Text(key.as_str()), Value::Int8(super::integer(fence.get())));
+        let changed = transaction.execute(&remember, &[&name, &number]).await;
         match changed.map_err(|cause| error::map(&cause).with_key(key))? {
-            0 => Err(Error::new(
-                ErrorCode::Aborted,
-                "a later holder of the lock has written; this fence is too old",
-            )
-            .with_key(key)
-            .without_effect()),
+            0 => Err(Error::stale_fence().with_key(key)),
             _ => Ok(()),
         }
     }

@@ -12,6 +12,7 @@
 mod advice;
 mod callers_pool;
 mod config;
+mod connector;
 mod driver;
 mod error;
 mod fenced;
@@ -25,8 +26,10 @@ mod wake;
 
 use std::fmt;
 use std::sync::Arc;
+use std::task::{Context, Waker as TaskWaker};
 
 use tokio_postgres::Row;
+use tokio_util::task::TaskTracker;
 
 use crate::common::cleanup::CleanupGate;
 use crate::common::error::{Error, Result};
@@ -44,12 +47,14 @@ use crate::contract::stored_lock::StoredLock;
 use crate::contract::wake::WakeUps;
 pub use callers_pool::{ClientPool, Loan, PooledClient};
 pub use config::PostgresConfig;
+use connector::Connector;
 pub use fenced::FencedTable;
-use pool::{Connector, Pool, Urgency};
-use statements::{Sql, Statements};
+use names::Names;
+use pool::{Pool, Urgency};
+use statements::{Sql, Statements, Value};
 pub use tokio_postgres;
 use transaction::Step;
-use wake::Waker;
+use wake::{Channel, Waker};
 
 const NAME: &str = "postgres";
 
@@ -75,11 +80,12 @@ pub struct PostgresBackend {
 
 struct Shared {
     pool: Pool,
+    names: Names,
     statements: Statements,
-    schema: String,
     waker: Waker,
     cleanup: CleanupGate,
-    tables: [String; 2],
+    /// What is done after an answer was given.
+    background: TaskTracker,
 }
 
 impl PostgresBackend {
@@ -89,18 +95,22 @@ impl PostgresBackend {
     ///
     /// Dropped half-way, nothing is left behind.
     pub async fn connect(config: PostgresConfig) -> Result<Self> {
-        let (locks, fences) = config.names()?;
-        let statements = Statements::new(&locks, &fences);
+        config.validate()?;
+        let names = config.names()?;
+        let statements = Statements::new(&names);
         let connector = Arc::new(Connector::new(config.clone())?);
         let pool = Pool::new(Arc::clone(&connector), statements.clone(), &config);
-        let waker = Waker::start(connector, locks.channel(), config.response_timeout);
+        let waker = Waker::start(connector, names.clone(), config.response_timeout);
+        let background = TaskTracker::new();
+        // So that waiting for it ends whenever nothing is under way.
+        background.close();
         let shared = Shared {
             pool,
+            names,
             statements,
-            schema: schema::sql(&locks, &fences),
             waker,
             cleanup: CleanupGate::new(config.cleanup_in_is_locked),
-            tables: [locks.quoted(), fences.quoted()],
+            background,
         };
         let backend = Self { shared: Arc::new(shared) };
         let advice = backend.ask_for_advice().await.map_err(|error| named(error, "connect"))?;
@@ -116,9 +126,8 @@ impl PostgresBackend {
     ///
     /// Dropped half-way, it may or may not have happened.
     pub async fn setup_schema(&self) -> Result<()> {
-        schema::create(&self.shared.pool, &self.shared.schema)
-            .await
-            .map_err(|error| named(error, "setup"))
+        let sql = schema::sql(&self.shared.names);
+        schema::create(&self.shared.pool, &sql).await.map_err(|error| named(error, "setup"))
     }
 
     /// What about this server can make locks vanish or fences go backwards. It is asked now; at
@@ -132,8 +141,8 @@ impl PostgresBackend {
     }
 
     async fn ask_for_advice(&self) -> Result<Vec<Advice>> {
-        let [locks, fences] = &self.shared.tables;
-        advice::ask(&self.shared.pool, locks, fences).await
+        let Names { locks, fences, .. } = &self.shared.names;
+        advice::ask(&self.shared.pool, &locks.quoted(), &fences.quoted()).await
     }
 
     /// Runs one statement.
@@ -149,16 +158,22 @@ impl PostgresBackend {
         sql: &Sql,
         parameter: &str,
     ) -> Result<Option<(StoredLock, Timestamp)>> {
-        let rows = self.run(urgency, (sql, &[&parameter])).await?;
+        let rows = self.run(urgency, (sql, &[Value::Text(parameter)])).await?;
         rows.first().map(stored).transpose()
     }
 
-    /// Deletes a record that was found dead, on the side.
+    /// The lock of a key, dead or alive, and the server's time.
+    async fn find_by_key(&self, key: &Key) -> Result<Option<(StoredLock, Timestamp)>> {
+        let lock_key = self.shared.names.lock_key(key)?;
+        self.find(Urgency::Ordinary, &self.shared.statements.by_key, &lock_key).await
+    }
+
+    /// Deletes a record that was found dead, after the answer.
     fn clean_up(&self, lock_id: LockId) {
         let backend = self.clone();
-        tokio::spawn(async move {
-            let (id, guard) = (lock_id.expose(), integer(CLEANUP_GUARD_MS));
-            let step: Step<'_> = (&backend.shared.statements.clean_up, &[&id, &guard]);
+        self.shared.background.spawn(async move {
+            let values = [Value::Text(lock_id.expose()), Value::Int8(integer(CLEANUP_GUARD_MS))];
+            let step: Step<'_> = (&backend.shared.statements.clean_up, &values);
             // Best effort: what is left is left to the next acquire.
             drop(backend.run(Urgency::Ordinary, step).await);
         });
@@ -180,7 +195,7 @@ fn millis(number: i64) -> Result<Timestamp> {
 
 /// A column, whatever the server put into it.
 fn column<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, place: usize) -> Result<T> {
-    row.try_get(place).map_err(|_cause| error::nonsense())
+    row.try_get(place).map_err(|_cause| error::unexpected_response())
 }
 
 fn fence(text: &str) -> Result<Fence> {
@@ -202,9 +217,7 @@ fn stored(row: &Row) -> Result<(StoredLock, Timestamp)> {
 
 impl fmt::Debug for PostgresBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresBackend")
-            .field("tables", &self.shared.tables)
-            .finish_non_exhaustive()
+        f.debug_struct("PostgresBackend").field("names", &self.shared.names).finish_non_exhaustive()
     }
 }
 
@@ -231,8 +244,7 @@ impl LockBackend for PostgresBackend {
     }
 
     async fn is_locked(&self, key: &Key) -> Result<bool> {
-        let found =
-            self.find(Urgency::Ordinary, &self.shared.statements.by_key, key.as_str()).await;
+        let found = self.find_by_key(key).await;
         let found = found.map_err(|error| named(error.with_key(key), "is_locked"))?;
         let Some((lock, now)) = found else { return Ok(false) };
         if self.shared.cleanup.admits(lock.expires_at, now) {
@@ -242,8 +254,7 @@ impl LockBackend for PostgresBackend {
     }
 
     async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
-        let found =
-            self.find(Urgency::Ordinary, &self.shared.statements.by_key, key.as_str()).await;
+        let found = self.find_by_key(key).await;
         found.map(live).map_err(|error| named(error.with_key(key), "lookup"))
     }
 
@@ -260,6 +271,10 @@ impl LockBackend for PostgresBackend {
         self.shared.waker.subscribe(key).await
     }
 
+    async fn quiesce(&self) {
+        self.shared.background.wait().await;
+    }
+
     fn inspector(&self) -> Option<Arc<dyn Inspector>> {
         Some(Arc::new(self.clone()))
     }
@@ -271,12 +286,21 @@ fn live(found: Option<(StoredLock, Timestamp)>) -> Option<StoredLock> {
 
 impl PostgresBackend {
     async fn try_acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
-        let (key, lock_id) = (request.key().as_str(), request.lock_id());
-        let (tolerance, ttl) = (integer(TIME_TOLERANCE_MS), integer(request.ttl().as_millis()));
-        let (id, largest) = (lock_id.expose(), integer(Fence::MAX.get()));
+        let lock_key = self.shared.names.lock_key(request.key())?;
+        let fence_key = self.shared.names.fence_key(&lock_key)?;
+        let lock_id = request.lock_id();
+        let values = [
+            Value::Text(&lock_key),
+            Value::Int8(integer(TIME_TOLERANCE_MS)),
+            Value::Text(lock_id.expose()),
+            Value::Int8(integer(request.ttl().as_millis())),
+            Value::Int8(integer(Fence::MAX.get())),
+            Value::Text(&fence_key),
+            Value::Text(request.key().as_str()),
+        ];
         let statements = &self.shared.statements;
-        let turn: Step<'_> = (&statements.turn, &[&key]);
-        let take: Step<'_> = (&statements.take, &[&key, &tolerance, &id, &ttl, &largest]);
+        let turn: Step<'_> = (&statements.turn, &values[..1]);
+        let take: Step<'_> = (&statements.take, &values);
         let taken = self.run(Urgency::Ordinary, take).await?;
         if let Some(outcome) = outcome(&taken, request)? {
             return Ok(outcome);
@@ -288,9 +312,14 @@ impl PostgresBackend {
     }
 
     async fn try_release(&self, request: &ReleaseRequest) -> Result<Release> {
-        let (lock_id, tolerance) = (request.lock_id(), integer(TIME_TOLERANCE_MS));
-        let (id, table) = (lock_id.expose(), self.shared.waker.table());
-        let release: Step<'_> = (&self.shared.statements.release, &[&id, &tolerance, &table]);
+        let (lock_id, channel) = (request.lock_id(), self.shared.waker.channel());
+        let values = [
+            Value::Text(lock_id.expose()),
+            Value::Int8(integer(TIME_TOLERANCE_MS)),
+            Value::Int4(channel.key_space),
+            Value::Int4(channel.any_key),
+        ];
+        let release: Step<'_> = (&self.shared.statements.release, &values);
         let rows = self.run(Urgency::Urgent, release).await?;
         let Some(row) = rows.first() else { return Ok(Release::NotHeld(Absence::NotFound)) };
         if let Some(stored) = column::<Option<&str>>(row, 2)? {
@@ -298,33 +327,47 @@ impl PostgresBackend {
             let absence = if column(row, 3)? { Absence::NotFound } else { Absence::Expired };
             return Ok(Release::NotHeld(absence));
         }
-        // A key that makes no sense has nobody who waits for it.
+        // A key that is none has no waiters.
         if column(row, 1)?
             && let Ok(key) = Key::new(column::<&str>(row, 0)?)
         {
-            self.tell(&key);
+            self.notify(&key);
         }
         Ok(Release::Released)
     }
 
-    /// Tells who waits of a release, on the side.
-    fn tell(&self, key: &Key) {
-        let (backend, (channel, payload)) = (self.clone(), self.shared.waker.news(key));
-        tokio::spawn(async move {
-            let step: Step<'_> = (&backend.shared.statements.notify, &[&channel, &payload]);
-            // A wake-up that is lost costs time, nothing else.
+    /// Notifies the waiters of a release. It is sent when this returns, so that a process that ends
+    /// then has notified; the answer, which says nothing, is waited for in the background. Only where
+    /// no connection is free at once it is sent in the background too, and lost if the process ends
+    /// before [`quiesce`](LockBackend::quiesce).
+    fn notify(&self, key: &Key) {
+        let (backend, payload) = (self.clone(), Channel::payload(key));
+        let mut notifying = Box::pin(async move {
+            let channel = &backend.shared.waker.channel().name;
+            let values = [Value::Text(channel), Value::Text(&payload)];
+            let step: Step<'_> = (&backend.shared.statements.notify, &values);
+            // A notification that is lost costs time, nothing else.
             drop(backend.run(Urgency::Urgent, step).await);
         });
+        // The connection of the release is free again, and whoever uses a connection drives it.
+        let mut context = Context::from_waker(TaskWaker::noop());
+        if notifying.as_mut().poll(&mut context).is_pending() {
+            self.shared.background.spawn(notifying);
+        }
     }
 
     async fn try_extend(&self, request: &ExtendRequest) -> Result<Extend> {
-        let (lock_id, tolerance) = (request.lock_id(), integer(TIME_TOLERANCE_MS));
-        let (id, ttl) = (lock_id.expose(), integer(request.ttl().as_millis()));
-        let turn: Step<'_> = (&self.shared.statements.turn_by_id, &[&id]);
-        let extend: Step<'_> = (&self.shared.statements.extend, &[&id, &tolerance, &ttl]);
+        let lock_id = request.lock_id();
+        let values = [
+            Value::Text(lock_id.expose()),
+            Value::Int8(integer(TIME_TOLERANCE_MS)),
+            Value::Int8(integer(request.ttl().as_millis())),
+        ];
+        let turn: Step<'_> = (&self.shared.statements.turn_by_id, &values[..1]);
+        let extend: Step<'_> = (&self.shared.statements.extend, &values);
         let steps = [Some(turn), Some(extend)];
         let [_, rows] = transaction::run(&self.shared.pool, Urgency::Urgent, steps).await?;
-        let row = rows.first().ok_or_else(error::nonsense)?;
+        let row = rows.first().ok_or_else(error::unexpected_response)?;
         if let Some(expires_at) = column::<Option<i64>>(row, 0)? {
             return Ok(Extend::Extended(Extension::new(millis(expires_at)?)));
         }
@@ -342,7 +385,7 @@ fn absence(row: &Row) -> Result<Absence> {
 
 /// What `take` says; `None` when the lock looked free and was not taken, because it was not our turn.
 fn outcome(rows: &[Row], request: &AcquireRequest) -> Result<Option<Acquire>> {
-    let row = rows.first().ok_or_else(error::nonsense)?;
+    let row = rows.first().ok_or_else(error::unexpected_response)?;
     if let Some(taken) = column::<Option<&str>>(row, 0)? {
         let granted = fence(taken)?;
         granted.warn_near_the_end(request.key());
@@ -371,11 +414,12 @@ impl Inspector for PostgresBackend {
         const PAGE: usize = 200;
         let after = after.map_or("", Cursor::place);
         Box::pin(async move {
-            let step: Step<'_> = (&self.shared.statements.list, &[&after]);
+            let values = [Value::Text(after)];
+            let step: Step<'_> = (&self.shared.statements.list, &values);
             let rows = self.run(Urgency::Ordinary, step).await;
             let rows = rows.map_err(|error| named(error, "list"))?;
             let next = match rows.last() {
-                Some(row) if rows.len() == PAGE => Some(Cursor::new(column::<&str>(row, 0)?)),
+                Some(row) if rows.len() == PAGE => Some(Cursor::new(column::<&str>(row, 6)?)),
                 _ => None,
             };
             // A row that makes no sense is no lock; the operations on its key say so.

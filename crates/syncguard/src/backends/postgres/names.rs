@@ -2,9 +2,48 @@
 
 use crate::common::error::{Error, Result};
 use crate::common::hash_id::hash_key;
+use crate::common::key::Key;
+use crate::common::storage_key::KeySpace;
 
 /// The longest name that the server keeps whole.
 const LIMIT_BYTES: usize = 63;
+
+/// The longest key of a row, of which an index entry must hold at least one.
+const LIMIT_KEY_BYTES: usize = 1700;
+
+/// All names of one backend: its tables, and the keys of its rows.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    pub(super) locks: TableName,
+    pub(super) fences: TableName,
+    space: KeySpace,
+}
+
+impl Names {
+    /// Refuses what cannot be a table, and one table for both.
+    pub(super) fn new(locks: &str, fences: &str) -> Result<Self> {
+        let (locks, fences) = (TableName::parse(locks)?, TableName::parse(fences)?);
+        if locks == fences {
+            return Err(Error::invalid("locks and fence counters must be in different tables"));
+        }
+        Ok(Self { locks, fences, space: KeySpace::new("", LIMIT_KEY_BYTES, 0)? })
+    }
+
+    /// The key of the row of a lock.
+    pub(super) fn lock_key(&self, key: &Key) -> Result<String> {
+        self.space.lock_key(key)
+    }
+
+    /// The key of the row of a fence counter, by that of its lock.
+    pub(super) fn fence_key(&self, lock_key: &str) -> Result<String> {
+        self.space.fence_key(lock_key)
+    }
+
+    /// The channel on which releases are notified of.
+    pub(super) fn channel(&self) -> String {
+        self.locks.channel()
+    }
+}
 
 /// A table, perhaps in a schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,8 +94,8 @@ impl TableName {
         format!("\"idx_{}_{hash}_{what}\"", &self.name[..room.min(self.name.len())])
     }
 
-    /// A channel for news about it.
-    pub(super) fn channel(&self) -> String {
+    /// A channel for notifications about it.
+    fn channel(&self) -> String {
         let name = self
             .schema
             .as_ref()
@@ -89,6 +128,17 @@ mod tests {
         ] {
             assert!(TableName::parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn row_keys_are_those_of_the_one_key_space() {
+        let names = Names::new("locks", "fences").expect("valid");
+        for text in ["k", "fence:k", "id:x", &"x".repeat(512), "users/42"] {
+            let lock_key = names.lock_key(&Key::new(text).expect("valid")).expect("fits");
+            assert_eq!(lock_key, text, "a key always fits");
+            assert_eq!(names.fence_key(&lock_key).expect("fits"), format!("fence:{text}"));
+        }
+        assert!(Names::new("same", "same").is_err());
     }
 
     #[test]

@@ -11,76 +11,26 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio_postgres::types::{ToSql, Type};
+use tokio::time::Instant;
+use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row, Statement};
-use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::callers_pool::{ClientPool, PooledClient};
 use super::config::PostgresConfig;
+use super::connector::Connector;
 use super::driver::{Driver, drive};
 use super::error;
-use super::statements::{Sql, Statements};
-use super::{tls, transaction};
+use super::statements::{Parameter, Sql, Statements, Value};
+use super::transaction;
+use crate::common::backoff::random_fraction;
 use crate::common::error::{Error, ErrorCode, Result};
-
-/// Opens connections.
-pub(super) struct Connector {
-    config: PostgresConfig,
-    tls: MakeRustlsConnect,
-}
-
-impl Connector {
-    pub(super) fn new(config: PostgresConfig) -> Result<Self> {
-        let tls = tls::connector(config.ssl_mode, &config.files)?;
-        let mut config = config;
-        config.driver.ssl_mode(config.ssl_mode.of_driver());
-        if config.driver.get_application_name().is_none() {
-            config.driver.application_name("syncguard");
-        }
-        Ok(Self { config, tls })
-    }
-
-    /// A connection and what drives it, which must be polled. With settings of our own, unless a
-    /// pooler gives us sessions that strangers use too; `None` when a pooler refuses them.
-    pub(super) async fn open(&self, is_pooled: bool) -> Result<Option<(Client, Driver)>> {
-        let mut driver = self.config.driver.clone();
-        if !is_pooled {
-            let ours = transaction::session_options(self.config.response_timeout);
-            let theirs = driver.get_options().map(str::to_owned).unwrap_or_default();
-            driver.options(format!("{theirs} {ours}"));
-        }
-        let connecting = driver.connect(self.tls.clone());
-        let connected = match tokio::time::timeout(self.config.connect_timeout, connecting).await {
-            Ok(Ok(connected)) => connected,
-            Ok(Err(cause)) if !is_pooled && error::is_refused_setting(&cause) => return Ok(None),
-            Ok(Err(cause)) if !is_pooled && error::is_unknown_setting(&cause) => {
-                return Err(error::unknown_setting());
-            }
-            Ok(Err(cause)) => return Err(error::map(&cause).without_effect()),
-            Err(_elapsed) => return Err(error::timeout().without_effect()),
-        };
-        refuse_an_old_server(connected.1.parameter("server_version"))?;
-        Ok(Some(connected))
-    }
-}
-
-/// The statements need `MATERIALIZED`, and sessions `plan_cache_mode`, which are new in 12.
-const OLDEST: u32 = 12;
-
-fn refuse_an_old_server(version: Option<&str>) -> Result<()> {
-    let major = version.and_then(|version| {
-        version.split(|letter: char| !letter.is_ascii_digit()).next()?.parse::<u32>().ok()
-    });
-    match major {
-        Some(major) if major < OLDEST => Err(error::too_old()),
-        _ => Ok(()),
-    }
-}
 
 /// A bounded set of connections.
 pub(super) struct Pool {
     connector: Arc<Connector>,
     statements: Statements,
+    /// Where clients come from instead, if the caller has a pool.
+    external: Option<Arc<dyn ClientPool>>,
     idle: Mutex<Vec<Link>>,
     /// For everything.
     places: Semaphore,
@@ -103,6 +53,8 @@ pub(super) enum Urgency {
 struct Link {
     client: Handle,
     prepared: Vec<Statement>,
+    /// When it is old enough to be replaced.
+    ends_at: Instant,
 }
 
 /// A client of ours and what drives it, or one that the caller's pool has lent.
@@ -161,6 +113,7 @@ impl Pool {
         Self {
             connector,
             statements,
+            external: config.pool.clone(),
             idle: Mutex::default(),
             places: Semaphore::new(config.pool_size),
             reserved: Semaphore::new(1),
@@ -181,11 +134,23 @@ impl Pool {
     pub(super) fn note_pooler(&self) {
         if !self.is_pooled.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                "a pooler stands between this client and postgres; say pooler=true, so that nothing \
-                 is prepared from the beginning"
+                "a pooler stands between this client and PostgreSQL; set pooler=true, so that \
+                 nothing is prepared from the start"
             );
         }
         self.idle().clear();
+    }
+
+    /// Closes the connections that nobody uses, because what was learned on another one holds for them
+    /// too.
+    pub(super) fn close_idle(&self) {
+        self.idle().clear();
+    }
+
+    /// Notes that a server cannot be written to: connections go to the wrong one.
+    pub(super) fn note_read_only(&self) {
+        self.connector.forget_host();
+        self.close_idle();
     }
 
     /// Waits for a connection, not longer than for an answer.
@@ -207,14 +172,14 @@ impl Pool {
             let idle = self.idle().pop();
             match idle {
                 Some(mut link) => {
-                    if link.client.is_open().await {
+                    if !link.is_old() && link.client.is_open().await {
                         break Some(link);
                     }
                 }
                 None => break None,
             }
         };
-        let link = match (idle, &self.connector.config.pool) {
+        let link = match (idle, &self.external) {
             (Some(link), _) => link,
             (None, Some(theirs)) => self.borrow(theirs.as_ref()).await?,
             (None, None) => self.open().await?,
@@ -224,10 +189,10 @@ impl Pool {
 
     async fn borrow(&self, theirs: &dyn ClientPool) -> Result<Link> {
         match tokio::time::timeout(self.response_timeout, theirs.get()).await {
-            Ok(Ok(client)) => Ok(Link { client: Handle::Theirs(client), prepared: Vec::new() }),
+            Ok(Ok(client)) => Ok(self.link(Handle::Theirs(client), Vec::new())),
             // Its own words may hold a password.
             Ok(Err(_cause)) => {
-                let message = "the pool gave no connection to postgres";
+                let message = "the caller's pool gave no connection to PostgreSQL";
                 Err(Error::new(ErrorCode::ServiceUnavailable, message).without_effect())
             }
             Err(_elapsed) => Err(error::no_connection()),
@@ -240,7 +205,7 @@ impl Pool {
             self.note_pooler();
             opened = self.connector.open(true).await?;
         }
-        let (client, driver) = opened.ok_or_else(error::nonsense)?;
+        let (client, driver) = opened.ok_or_else(error::unexpected_response)?;
         let mut driver = Some(Box::pin(driver));
         let patience = self.response_timeout;
         let preparing = async {
@@ -261,7 +226,7 @@ impl Pool {
         };
         match tokio::time::timeout(patience, drive(driver.as_mut(), preparing)).await {
             Ok(Some(Ok(prepared))) => {
-                Ok(Link { client: Handle::Ours(client, Mutex::new(driver)), prepared })
+                Ok(self.link(Handle::Ours(client, Mutex::new(driver)), prepared))
             }
             Ok(Some(Err(cause))) => Err(error::map(&cause).without_effect()),
             Ok(None) => Err(error::lost().without_effect()),
@@ -269,13 +234,26 @@ impl Pool {
         }
     }
 
+    fn link(&self, client: Handle, prepared: Vec<Statement>) -> Link {
+        // Some jitter, so that connections that were opened together are not replaced together.
+        let age = self.connector.max_connection_age().mul_f64(1.0 - random_fraction() / 5.0);
+        let now = Instant::now();
+        Link { client, prepared, ends_at: now.checked_add(age).unwrap_or(now + A_LONG_TIME) }
+    }
+
     fn idle(&self) -> MutexGuard<'_, Vec<Link>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A parameter of a statement.
-pub(super) type Parameter<'a> = &'a (dyn ToSql + Sync);
+/// Longer than any process lives.
+const A_LONG_TIME: Duration = Duration::from_hours(24 * 365 * 30);
+
+impl Link {
+    fn is_old(&self) -> bool {
+        Instant::now() >= self.ends_at
+    }
+}
 
 impl Lease<'_> {
     fn link(&self) -> &Link {
@@ -304,16 +282,17 @@ impl Lease<'_> {
     pub(super) async fn query(
         &self,
         sql: &Sql,
-        parameters: &[Parameter<'_>],
+        values: &[Value<'_>],
     ) -> Result<Vec<Row>, tokio_postgres::Error> {
         let link = self.link();
+        let parameters = values.iter().map(|value| value as Parameter<'_>);
         let place = self.pool.statements.all().iter().position(|known| known.text == sql.text);
         if let Some(prepared) = place.and_then(|place| link.prepared.get(place)) {
-            return link.client.query(prepared, parameters).await;
+            let parameters: Vec<Parameter<'_>> = parameters.collect();
+            return link.client.query(prepared, &parameters).await;
         }
         let types = sql.types.iter().cloned();
-        let parameters: Vec<(Parameter<'_>, Type)> =
-            parameters.iter().copied().zip(types).collect();
+        let parameters: Vec<(Parameter<'_>, Type)> = parameters.zip(types).collect();
         link.client.query_typed(&sql.text, &parameters).await
     }
 
@@ -323,7 +302,7 @@ impl Lease<'_> {
         let is_ours = matches!(link.client, Handle::Ours(..));
         let is_ready = self.pool.is_pooled() || !link.prepared.is_empty();
         // Dropped, one that was lent goes back by itself.
-        if is_ours && is_ready && !link.client.is_closed() {
+        if is_ours && is_ready && !link.is_old() && !link.client.is_closed() {
             self.pool.idle().push(link);
         }
     }

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use super::driver::drive;
 use super::error;
-use super::names::TableName;
+use super::names::Names;
 use super::pool::{Pool, Urgency};
 use crate::common::backoff::reconnect_delay;
 use crate::common::error::Result;
 
 /// The statements that create what is missing, for `setup_schema` and for migration tools.
-pub(super) fn sql(locks: &TableName, fences: &TableName) -> String {
+pub(super) fn sql(Names { locks, fences, .. }: &Names) -> String {
     let (lock_table, fence_table) = (locks.quoted(), fences.quoted());
     let (by_id, by_expiry) = (locks.index("lock_id"), locks.index("expires"));
     format!(

@@ -5,9 +5,59 @@
 //! COMMITTED`), so what is read by the statement after a wait is current, and the clock is read after
 //! the wait too.
 
-use tokio_postgres::types::Type;
+use std::error::Error as StdError;
+use std::fmt;
 
-use super::names::TableName;
+use tokio_postgres::types::private::BytesMut;
+use tokio_postgres::types::{IsNull, ToSql, Type};
+
+use super::names::Names;
+
+/// A parameter as the driver takes it.
+pub(super) type Parameter<'a> = &'a (dyn ToSql + Sync);
+
+/// A parameter of ours. The driver logs parameters by their `Debug`, so this one shows none: there are
+/// keys and lock ids among them.
+#[derive(Clone, Copy)]
+pub(super) enum Value<'a> {
+    Text(&'a str),
+    Texts(&'a [String]),
+    Int4(i32),
+    Int8(i64),
+}
+
+impl fmt::Debug for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("redacted")
+    }
+}
+
+type Encoded = Result<IsNull, Box<dyn StdError + Sync + Send>>;
+
+impl ToSql for Value<'_> {
+    fn to_sql(&self, kind: &Type, out: &mut BytesMut) -> Encoded {
+        match self {
+            Self::Text(text) => text.to_sql(kind, out),
+            Self::Texts(texts) => texts.to_sql(kind, out),
+            Self::Int4(number) => number.to_sql(kind, out),
+            Self::Int8(number) => number.to_sql(kind, out),
+        }
+    }
+
+    /// Which of them is a question of the value, not of its type.
+    fn accepts(_kind: &Type) -> bool {
+        true
+    }
+
+    fn to_sql_checked(&self, kind: &Type, out: &mut BytesMut) -> Encoded {
+        match self {
+            Self::Text(text) => text.to_sql_checked(kind, out),
+            Self::Texts(texts) => texts.to_sql_checked(kind, out),
+            Self::Int4(number) => number.to_sql_checked(kind, out),
+            Self::Int8(number) => number.to_sql_checked(kind, out),
+        }
+    }
+}
 
 /// A statement and the types of its parameters, which are fixed: a value that could not be encoded
 /// would be left out, and the rest committed without it.
@@ -54,16 +104,28 @@ fn fill(statement: &str, [locks, fences]: &[String; 2]) -> String {
 }
 
 impl Statements {
-    pub(super) fn new(locks: &TableName, fences: &TableName) -> Self {
-        let names = &[locks.quoted(), fences.quoted()];
+    pub(super) fn new(names: &Names) -> Self {
+        let names = &[names.locks.quoted(), names.fences.quoted()];
         Self {
             turn: sql!("sql/turn.sql", names, [Type::TEXT]),
             take: sql!(
                 "sql/take.sql",
                 names,
-                [Type::TEXT, Type::INT8, Type::TEXT, Type::INT8, Type::INT8]
+                [
+                    Type::TEXT,
+                    Type::INT8,
+                    Type::TEXT,
+                    Type::INT8,
+                    Type::INT8,
+                    Type::TEXT,
+                    Type::TEXT
+                ]
             ),
-            release: sql!("sql/release.sql", names, [Type::TEXT, Type::INT8, Type::INT4]),
+            release: sql!(
+                "sql/release.sql",
+                names,
+                [Type::TEXT, Type::INT8, Type::INT4, Type::INT4]
+            ),
             turn_by_id: sql!("sql/turn_by_id.sql", names, [Type::TEXT]),
             extend: sql!("sql/extend.sql", names, [Type::TEXT, Type::INT8, Type::INT8]),
             by_key: sql!("sql/by_key.sql", names, [Type::TEXT]),
@@ -88,5 +150,29 @@ impl Statements {
             &self.list,
             &self.notify,
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_not_shown() {
+        let texts = ["canary".to_owned()];
+        let values =
+            [Value::Text("canary"), Value::Texts(&texts), Value::Int4(4711), Value::Int8(4711)];
+        let parameters: Vec<Parameter<'_>> = values.iter().map(|value| value as _).collect();
+        let shown = format!("{values:?} {values:#?} {parameters:?}");
+        assert!(!shown.contains("canary") && !shown.contains("4711"), "{shown}");
+    }
+
+    #[test]
+    fn a_value_of_another_type_than_its_place_is_refused() {
+        let mut out = BytesMut::new();
+        assert!(Value::Text("x").to_sql_checked(&Type::TEXT, &mut out).is_ok());
+        assert!(Value::Text("x").to_sql_checked(&Type::INT8, &mut out).is_err());
+        assert!(Value::Int4(1).to_sql_checked(&Type::INT8, &mut out).is_err());
+        assert!(Value::Texts(&[]).to_sql_checked(&Type::TEXT_ARRAY, &mut out).is_ok());
     }
 }

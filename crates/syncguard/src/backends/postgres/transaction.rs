@@ -6,12 +6,13 @@ use tokio_postgres::Row;
 
 use super::driver::drive;
 use super::error;
-use super::pool::{Lease, Parameter, Pool, Urgency};
-use super::statements::Sql;
+use super::error::Remedy;
+use super::pool::{Lease, Pool, Urgency};
+use super::statements::{Sql, Value};
 use crate::common::error::Result;
 
 /// A statement and its parameters.
-pub(super) type Step<'a> = (&'a Sql, &'a [Parameter<'a>]);
+pub(super) type Step<'a> = (&'a Sql, &'a [Value<'a>]);
 
 /// Raises `synchronous_commit` where it would let a grant be forgotten; never lowers it.
 macro_rules! keep_grants {
@@ -88,14 +89,24 @@ pub(super) async fn run(
                 lease.give_back();
                 return Ok(rows);
             }
-            // Nothing was done; without preparing it will be.
-            Ok(Some(Err(cause))) if error::is_poolers(&cause) && !has_tried => {
-                has_tried = true;
-                pool.note_pooler();
-            }
             Ok(Some(Err(cause))) => {
-                // The transaction is over, so the connection is as good as before.
-                lease.give_back();
+                let is_first = !std::mem::replace(&mut has_tried, true);
+                match error::remedy(&cause) {
+                    // The transaction is over, so the connection is as good as before.
+                    Remedy::None => lease.give_back(),
+                    // Nothing was done. With new statements, or without any, it will be.
+                    Remedy::PrepareAgain if is_first => {
+                        pool.close_idle();
+                        continue;
+                    }
+                    Remedy::PrepareNothing if is_first => {
+                        pool.note_pooler();
+                        continue;
+                    }
+                    Remedy::FindPrimary | Remedy::PrepareAgain => pool.note_read_only(),
+                    // Dropped, it is closed.
+                    Remedy::Replace | Remedy::PrepareNothing => {}
+                }
                 return Err(error::map(&cause));
             }
         }
@@ -132,7 +143,7 @@ async fn run_step(
     step: Option<Step<'_>>,
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
     match step {
-        Some((sql, parameters)) => lease.query(sql, parameters).await,
+        Some((sql, values)) => lease.query(sql, values).await,
         None => Ok(Vec::new()),
     }
 }

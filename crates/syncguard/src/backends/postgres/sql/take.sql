@@ -3,23 +3,24 @@
 -- Nothing here waits for the turn, but it may have become ours after this statement's snapshot was made.
 -- Then somebody may have taken the lock unseen, and if so the counter has moved: nothing is counted unless
 -- it is what the snapshot shows. A dead row is judged once more when it is overwritten.
--- $1 key   $2 tolerance in ms   $3 lock id   $4 ttl in ms   $5 largest fence
+-- $1 key   $2 tolerance in ms   $3 lock id   $4 ttl in ms   $5 largest fence   $6 key of the counter
+-- $7 key as the user knows it
 -- answers fence and expiry if it was taken; otherwise the time, lock id, fence and expiry of what is there,
 -- and the counter
 WITH counted AS (
   INSERT INTO {fences} AS f (fence_key, fence, key_debug)
-  SELECT 'fence:' || $1, 1, $1
+  SELECT $6, 1, $7
   WHERE CASE WHEN EXISTS (
       SELECT FROM {locks}
       WHERE key = $1 AND (lock_id = $3 OR expires_at_ms > {now} - $2 OR NOT {sensible}))
     THEN false ELSE pg_try_advisory_xact_lock(hashtext($1)) END
   ON CONFLICT (fence_key) DO UPDATE SET fence = f.fence + 1
-    WHERE f.fence = (SELECT fence FROM {fences} WHERE fence_key = 'fence:' || $1)
+    WHERE f.fence = (SELECT fence FROM {fences} WHERE fence_key = $6)
       AND f.fence >= 0 AND f.fence < $5
   RETURNING fence),
 taken AS (
   INSERT INTO {locks} AS l (key, lock_id, expires_at_ms, acquired_at_ms, fence, user_key)
-  SELECT $1, $3, now + $4, now, lpad(fence::text, 15, '0'), $1
+  SELECT $1, $3, now + $4, now, lpad(fence::text, 15, '0'), $7
   FROM counted, (SELECT {now} AS now OFFSET 0) AS clock
   ON CONFLICT (key) DO UPDATE SET
     lock_id = excluded.lock_id, expires_at_ms = {now} + $4, acquired_at_ms = {now},
@@ -31,5 +32,5 @@ UNION ALL
 SELECT NULL, NULL, now, lock_id, l.fence, l.expires_at_ms, f.fence
 FROM (SELECT {now} AS now OFFSET 0) AS clock
   LEFT JOIN {locks} AS l ON key = $1
-  LEFT JOIN {fences} AS f ON fence_key = 'fence:' || $1
+  LEFT JOIN {fences} AS f ON fence_key = $6
 WHERE NOT EXISTS (SELECT FROM taken)

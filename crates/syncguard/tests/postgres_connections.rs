@@ -1,0 +1,205 @@
+//! The connections of the PostgreSQL backend: servers that became read-only, several hosts, plans
+//! that went stale, and what an error says about itself.
+#![cfg(feature = "postgres")]
+
+mod servers;
+
+use std::time::{Duration, Instant};
+
+use servers::{cycle, eventually, grant, key, request};
+use syncguard::postgres::PostgresConfig;
+use syncguard::postgres::tokio_postgres::{self, Client, NoTls};
+use syncguard::{
+    ErrorCode, Extend, ExtendRequest, LockBackend, PostgresBackend, ReleaseRequest, Ttl,
+    diagnostics,
+};
+use test_support::{Fault, PostgresOptions, PostgresServer, Proxy};
+
+fn config(url: &str) -> PostgresConfig {
+    PostgresConfig::from_url(url).expect("a URL").response_timeout(Duration::from_secs(2))
+}
+
+async fn connect(config: PostgresConfig) -> PostgresBackend {
+    let backend = PostgresBackend::connect(config).await.expect("connects");
+    backend.setup_schema().await.expect("works");
+    backend
+}
+
+fn start() -> Option<PostgresServer> {
+    PostgresServer::start(&PostgresOptions::default().with(["fsync = off"]))
+}
+
+async fn raw(server: &PostgresServer) -> Client {
+    let (client, connection) =
+        tokio_postgres::connect(&server.url(), NoTls).await.expect("connects");
+    tokio::spawn(connection);
+    client
+}
+
+fn through(proxy: &Proxy) -> String {
+    format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port())
+}
+
+/// A failover that moves a DNS name: the old primary lives on as a standby.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_to_a_server_that_is_read_only_are_replaced() {
+    let Some(primary) = start() else { return };
+    drop(connect(config(&primary.url())).await);
+    let standby = primary.start_standby();
+    let name = Proxy::start(standby.port()).await;
+    let backend = PostgresBackend::connect(config(&through(&name))).await.expect("connects");
+    // Several connections, all of which lead to the standby.
+    let (one, two, three) = (request("k"), request("k"), request("k"));
+    let refused =
+        tokio::join!(backend.acquire(&one), backend.acquire(&two), backend.acquire(&three));
+    for outcome in [refused.0, refused.1, refused.2] {
+        let error = outcome.expect_err("read-only");
+        assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+    }
+    name.retarget(primary.port());
+    eventually("the primary is found", async || cycle(&backend, "k").await.is_ok()).await;
+    for _ in 0..8 {
+        cycle(&backend, "k").await.expect("no connection to the standby is left");
+    }
+}
+
+/// A DNS name that has moved while the old server lives on, and answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_are_replaced_when_they_are_old() {
+    let (Some(old), Some(new)) = (start(), start()) else { return };
+    drop(connect(config(&old.url())).await);
+    drop(connect(config(&new.url())).await);
+    let name = Proxy::start(old.port()).await;
+    let aging = config(&through(&name)).max_connection_age(Duration::from_millis(300));
+    let backend = PostgresBackend::connect(aging).await.expect("connects");
+    let (_held, _) = grant(&backend, "k").await;
+    name.retarget(new.port());
+    eventually("the new server is asked", async || {
+        !backend.is_locked(&key("k")).await.expect("works")
+    })
+    .await;
+    // One that is not old is kept.
+    let lasting = PostgresBackend::connect(config(&through(&name))).await.expect("connects");
+    let (_held, _) = grant(&lasting, "kept").await;
+    name.retarget(old.port());
+    for _ in 0..20 {
+        assert!(lasting.is_locked(&key("kept")).await.expect("works"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_does_not_answer_is_passed() {
+    let Some(server) = start() else { return };
+    let silent = Proxy::start(server.port()).await;
+    silent.set(Fault::BlackHole);
+    let url = format!(
+        "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres",
+        silent.port(),
+        server.port()
+    );
+    let timeout = Duration::from_secs(3);
+    let backend = connect(config(&url).connect_timeout(timeout)).await;
+    cycle(&backend, "k").await.expect("works");
+    // The next connections begin with the host that answered.
+    let begun = Instant::now();
+    let names = ["a", "b", "c", "d", "e", "f"];
+    let cycles = names.map(|name| {
+        let backend = backend.clone();
+        tokio::spawn(async move { cycle(&backend, name).await })
+    });
+    for cycle in cycles {
+        cycle.await.expect("no panic").expect("works");
+    }
+    assert!(begun.elapsed() < timeout, "the silent host was asked again: {:?}", begun.elapsed());
+}
+
+/// libpq's option, in seconds, is the time that each host gets.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_connect_timeout_of_libpq_counts_for_each_host() {
+    let Some(server) = start() else { return };
+    let silent = Proxy::start(server.port()).await;
+    silent.set(Fault::BlackHole);
+    let url = format!(
+        "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres?connect_timeout=1",
+        silent.port(),
+        server.port()
+    );
+    let begun = Instant::now();
+    let backend = connect(PostgresConfig::from_url(&url).expect("a URL")).await;
+    cycle(&backend, "k").await.expect("works");
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+/// A column that changes its type makes the plans of prepared statements useless, on every connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn statements_are_prepared_again_when_a_table_has_changed() {
+    let Some(server) = start() else { return };
+    let backend = connect(config(&server.url())).await;
+    let (held, _) = grant(&backend, "held").await;
+    cycle(&backend, "k").await.expect("works");
+    let change = "ALTER TABLE syncguard_locks ALTER COLUMN fence TYPE varchar(15)";
+    raw(&server).await.batch_execute(change).await.expect("works");
+    assert!(backend.is_locked(&key("held")).await.expect("prepared again"));
+    assert_eq!(cycle(&backend, "k").await.expect("prepared again"), 2);
+    let extend = ExtendRequest::new(held.lock_id(), Ttl::DEFAULT);
+    let extended = backend.extend(&extend).await.expect("prepared again");
+    assert!(matches!(extended, Extend::Extended(_)), "{extended:?}");
+    backend.release(&ReleaseRequest::new(held.lock_id())).await.expect("prepared again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_names_backend_operation_key_and_lock_id() {
+    let Some(server) = start() else { return };
+    let missing = config(&server.url()).tables("missing_locks", "missing_fences");
+    let backend = PostgresBackend::connect(missing).await.expect("connects");
+    let (key, acquire) = (key("k"), request("k"));
+    let id = acquire.lock_id();
+    let about_key = [
+        ("acquire", backend.acquire(&acquire).await.expect_err("no tables")),
+        ("is_locked", backend.is_locked(&key).await.expect_err("no tables")),
+        ("lookup", diagnostics::get_by_key(&backend, &key).await.expect_err("no tables")),
+    ];
+    for (operation, error) in &about_key {
+        assert_eq!(error.backend(), Some("postgres"), "{operation}");
+        assert_eq!(error.operation(), Some(*operation));
+        assert_eq!(error.key(), Some(&key), "{operation}");
+    }
+    let release = backend.release(&ReleaseRequest::new(id)).await;
+    let extend = backend.extend(&ExtendRequest::new(id, Ttl::DEFAULT)).await;
+    let about_id = [
+        ("release", release.expect_err("no tables")),
+        ("extend", extend.expect_err("no tables")),
+        ("lookup", diagnostics::get_by_id(&backend, &id).await.expect_err("no tables")),
+    ];
+    for (operation, error) in &about_id {
+        assert_eq!(error.backend(), Some("postgres"), "{operation}");
+        assert_eq!(error.operation(), Some(*operation));
+        assert!(error.lock_id().is_some_and(|named| named == id), "{operation}");
+        assert_eq!(error.code(), ErrorCode::InvalidArgument, "{operation}: {error:?}");
+    }
+    let inspector = backend.inspector().expect("offered");
+    let listed = inspector.list(None).await.expect_err("no tables");
+    assert_eq!((listed.backend(), listed.operation()), (Some("postgres"), Some("list")));
+}
+
+/// Whatever is asked of a server that does not answer ends by itself: for people and at connecting too.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_waits_for_ever_for_a_server_that_does_not_answer() {
+    let Some(server) = start() else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let quick = config(&through(&proxy))
+        .response_timeout(Duration::from_millis(500))
+        .connect_timeout(Duration::from_millis(500));
+    let backend = connect(quick.clone()).await;
+    proxy.set(Fault::BlackHole);
+    let inspector = backend.inspector().expect("offered");
+    let limit = Duration::from_secs(20);
+    let ended = tokio::time::timeout(limit, async {
+        assert!(inspector.list(None).await.is_err());
+        assert!(inspector.advice().await.is_err());
+        assert!(inspector.setup().await.is_err());
+        assert!(backend.wake_ups(&key("k")).await.is_none());
+        assert!(PostgresBackend::connect(quick).await.is_err());
+    });
+    ended.await.expect("every call has a deadline");
+}

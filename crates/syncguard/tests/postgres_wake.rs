@@ -1,0 +1,236 @@
+//! The notifications of the PostgreSQL backend: how many markers there are, what a marker that fails
+//! does, and what is left of a notification when its process ends.
+#![cfg(feature = "postgres")]
+
+mod servers;
+
+use std::future::poll_fn;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use servers::{cycle, eventually, grant, key, waiter, woken};
+use syncguard::postgres::tokio_postgres::{self, AsyncMessage, Client, NoTls};
+use syncguard::postgres::{ClientPool, Loan, PooledClient, PostgresConfig};
+use syncguard::{AnyBackend, LockBackend, PostgresBackend, Release, ReleaseRequest, hash_key};
+use test_support::{PostgresOptions, PostgresServer};
+
+fn config(url: &str) -> PostgresConfig {
+    PostgresConfig::from_url(url).expect("a URL").response_timeout(Duration::from_secs(2))
+}
+
+async fn connect(url: &str) -> PostgresBackend {
+    let backend = PostgresBackend::connect(config(url)).await.expect("connects");
+    backend.setup_schema().await.expect("works");
+    backend
+}
+
+async fn raw(server: &PostgresServer) -> Client {
+    let (client, connection) =
+        tokio_postgres::connect(&server.url(), NoTls).await.expect("connects");
+    tokio::spawn(connection);
+    client
+}
+
+/// How many markers there are in the server's lock table.
+async fn markers(client: &Client) -> i64 {
+    let count = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2";
+    client.query_one(count, &[]).await.expect("works").get(0)
+}
+
+/// A client that writes down what it is notified of.
+async fn listening(server: &PostgresServer) -> (Client, Arc<Mutex<Vec<String>>>) {
+    let (client, mut connection) =
+        tokio_postgres::connect(&server.url(), NoTls).await.expect("connects");
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    tokio::spawn({
+        let heard = Arc::clone(&heard);
+        async move {
+            while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await
+            {
+                if let AsyncMessage::Notification(notification) = message {
+                    heard.lock().expect("no panic").push(notification.payload().to_owned());
+                }
+            }
+        }
+    });
+    let channel = format!("LISTEN \"syncguard_{}\"", hash_key("syncguard_locks"));
+    client.batch_execute(&channel).await.expect("works");
+    (client, heard)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_awaited_keys_leave_the_lock_table_to_others() {
+    let options = PostgresOptions::default().with([
+        "fsync = off",
+        "max_connections = 20",
+        "max_locks_per_transaction = 10",
+    ]);
+    let Some(server) = PostgresServer::start(&options) else { return };
+    let (backend, there) = (connect(&server.url()).await, connect(&server.url()).await);
+    let client = raw(&server).await;
+    let mut waiting = Vec::new();
+    for number in 0..3_000 {
+        let wake_ups = backend.wake_ups(&key(&format!("k{number}"))).await;
+        waiting.push(wake_ups.unwrap_or_else(|| panic!("no wake-ups of key {number}")));
+    }
+    let count = markers(&client).await;
+    assert!(count <= 100, "{count} markers");
+    // Both those that have a marker of their own and those that have none are woken.
+    for number in [0, 63, 64, 65, 2_999] {
+        let wake_ups = &mut waiting[number];
+        wake_ups.mark_seen();
+        cycle(&there, &format!("k{number}")).await.expect("works");
+        let woken = tokio::time::timeout(Duration::from_secs(10), wake_ups.woken()).await;
+        woken.unwrap_or_else(|_| panic!("key {number} was not woken"));
+    }
+    waiting.clear();
+    eventually("the markers are gone", async || markers(&client).await == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_notifies_only_when_somebody_waits() {
+    let options = PostgresOptions::default().with(["fsync = off"]);
+    let Some(server) = PostgresServer::start(&options) else { return };
+    let backend = connect(&server.url()).await;
+    let (client, heard) = listening(&server).await;
+    for _ in 0..5 {
+        cycle(&backend, "quiet").await.expect("works");
+    }
+    let wake_ups = backend.wake_ups(&key("awaited")).await.expect("offered");
+    cycle(&backend, "quiet").await.expect("works");
+    cycle(&backend, "awaited").await.expect("works");
+    let awaited = hash_key("awaited").to_string();
+    eventually("notified", async || heard.lock().expect("no panic").contains(&awaited)).await;
+    assert_eq!(heard.lock().expect("no panic").as_slice(), [awaited]);
+    drop((wake_ups, client));
+}
+
+/// A stranger sits on the marker of one key for a while. The connection that listens is not to
+/// blame, and stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_marker_that_fails_does_not_end_the_connection_that_listens() {
+    let options = PostgresOptions::default().with(["fsync = off", "log_connections = on"]);
+    let Some(server) = PostgresServer::start(&options) else { return };
+    let url = format!("{}?application_name=listens", server.url());
+    let backend = connect(&url).await;
+    let opened = || {
+        let log = server.socket_folder().join("server.log");
+        let log = std::fs::read_to_string(log).expect("readable");
+        let is_ours = |line: &&str| line.contains("authorized") && line.contains("=listens");
+        log.lines().filter(is_ours).count()
+    };
+    let stranger = raw(&server).await;
+    let _first = backend.wake_ups(&key("first")).await.expect("offered");
+    // The first number of the marker, which the server shows without its sign.
+    let table = "SELECT classid::int8 FROM pg_locks WHERE locktype = 'advisory'";
+    let table: i64 = stranger.query_one(table, &[]).await.expect("one marker").get(0);
+    let table = u32::try_from(table).expect("32 bits").cast_signed();
+    let sit = format!("SELECT pg_advisory_lock({table}, hashtext('second'))");
+    stranger.batch_execute(&sit).await.expect("free");
+    let before = opened();
+    let leaving = async {
+        // The marker is given up after 1.6 s.
+        tokio::time::sleep(Duration::from_millis(2_300)).await;
+        let leave = format!("SELECT pg_advisory_unlock({table}, hashtext('second'))");
+        stranger.batch_execute(&leave).await.expect("held");
+    };
+    let second = key("second");
+    let (_second, ()) = tokio::join!(backend.wake_ups(&second), leaving);
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let opened = opened() - before;
+    assert!(opened <= 1, "{opened} connections were opened for one marker that failed");
+    let mut third = backend.wake_ups(&key("third")).await.expect("offered");
+    third.mark_seen();
+    cycle(&backend, "third").await.expect("works");
+    let woken = tokio::time::timeout(Duration::from_secs(10), third.woken()).await;
+    woken.expect("the connection still listens");
+}
+
+/// A process that ends when its release has been answered: its runtime is gone at once, and what was
+/// only begun in it goes with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_notifies_even_if_its_process_ends_right_after() {
+    let options = PostgresOptions::default().with(["fsync = off"]);
+    let Some(server) = PostgresServer::start(&options) else { return };
+    let there = connect(&server.url()).await;
+    for round in 0..5 {
+        let name = format!("w{round}");
+        let (url, held) = (server.url(), name.clone());
+        let (holds, is_held) = tokio::sync::oneshot::channel();
+        let (go_on, may_end) = std::sync::mpsc::channel::<()>();
+        let holder = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.expect("a runtime");
+            runtime.block_on(async {
+                let backend = connect(&url).await;
+                let (request, _) = grant(&backend, &held).await;
+                holds.send(()).expect("the test waits");
+                may_end.recv().expect("the test goes on");
+                let release = ReleaseRequest::new(request.lock_id());
+                assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+            });
+        });
+        is_held.await.expect("held");
+        let locker = waiter(there.clone());
+        let waiting = tokio::spawn(async move { locker.lock(name.as_str()).await.map(drop) });
+        let client = raw(&server).await;
+        eventually("somebody waits", async || markers(&client).await == 1).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        go_on.send(()).expect("the holder waits");
+        woken(waiting).await;
+        holder.join().expect("no panic");
+        eventually("nobody waits", async || markers(&client).await == 0).await;
+    }
+}
+
+/// With the only connections busy, a notification has to wait, and whoever ends waits for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn quiesce_waits_for_notifications_that_could_not_be_sent_at_once() {
+    let options = PostgresOptions::default().with(["fsync = off"]);
+    let Some(server) = PostgresServer::start(&options) else { return };
+    let backend = connect(&server.url()).await;
+    let (client, heard) = listening(&server).await;
+    // The caller's own pool: a connection must be waited for, and another task drives it.
+    let pooled = PostgresConfig::from_pool(SlowPool { url: server.url() });
+    let pooled = PostgresBackend::connect(pooled).await.expect("connects");
+    let _wake_ups = backend.wake_ups(&key("k")).await.expect("offered");
+    let expected = hash_key("k").to_string();
+    let (request, _) = grant(&pooled, "k").await;
+    let release = ReleaseRequest::new(request.lock_id());
+    assert_eq!(pooled.release(&release).await.expect("works"), Release::Released);
+    AnyBackend::new(pooled).quiesce().await;
+    // Whatever was committed before this is delivered with it.
+    client.batch_execute("SELECT 1").await.expect("works");
+    assert_eq!(heard.lock().expect("no panic").as_slice(), [expected]);
+}
+
+/// Opens a connection for every operation, and takes its time.
+struct SlowPool {
+    url: String,
+}
+
+struct Opened(Client);
+
+impl Deref for Opened {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.0
+    }
+}
+
+impl PooledClient for Opened {
+    fn discard(self: Box<Self>) {}
+}
+
+impl ClientPool for SlowPool {
+    fn get(&self) -> Loan<'_> {
+        Box::pin(async move {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let (client, connection) = tokio_postgres::connect(&self.url, NoTls).await?;
+            tokio::spawn(connection);
+            Ok(Box::new(Opened(client)) as Box<dyn PooledClient>)
+        })
+    }
+}

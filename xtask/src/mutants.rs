@@ -135,7 +135,7 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "postgres: an old snapshot counts",
         file: "backends/postgres/sql/take.sql",
-        original: "WHERE f.fence = (SELECT fence FROM {fences} WHERE fence_key = 'fence:' || $1)",
+        original: "WHERE f.fence = (SELECT fence FROM {fences} WHERE fence_key = $6)",
         mutated: "WHERE true",
         caught_by: "postgres_faults",
     },
@@ -223,6 +223,78 @@ const MUTANTS: &[Mutant] = &[
         mutated: "clock: Arc::new(crate::common::clock::SystemClock)",
         caught_by: "memory_clock",
     },
+    Mutant {
+        name: "postgres: a read-only connection is kept",
+        file: "backends/postgres/error.rs",
+        original: "\"25006\" => Remedy::FindPrimary,",
+        mutated: "\"25006\" => Remedy::None,",
+        caught_by: "postgres_connections",
+    },
+    Mutant {
+        name: "postgres: connections get as old as they like",
+        file: "backends/postgres/pool.rs",
+        original: "Instant::now() >= self.ends_at",
+        mutated: "Instant::now() >= self.ends_at + A_LONG_TIME",
+        caught_by: "postgres_connections",
+    },
+    Mutant {
+        name: "postgres: stale plans are not prepared again",
+        file: "backends/postgres/error.rs",
+        original: "\"0A000\" => Remedy::PrepareAgain,",
+        mutated: "\"0A000\" => Remedy::None,",
+        caught_by: "postgres_connections",
+    },
+    Mutant {
+        name: "postgres: the driver logs parameters",
+        file: "backends/postgres/statements.rs",
+        original: "f.write_str(\"redacted\")",
+        mutated: "if let Self::Text(text) = self { f.write_str(text) } else { Ok(()) }",
+        caught_by: "postgres_log",
+    },
+    Mutant {
+        name: "postgres: every awaited key is marked",
+        file: "backends/postgres/wake.rs",
+        original: "const MOST_MARKED_KEYS: usize = 64;",
+        mutated: "const MOST_MARKED_KEYS: usize = usize::MAX;",
+        caught_by: "postgres_wake",
+    },
+    Mutant {
+        name: "postgres: keys without a marker are not woken",
+        file: "backends/postgres/sql/release.sql",
+        original: "WHEN pg_try_advisory_lock($4, 0) THEN NOT pg_advisory_unlock($4, 0)",
+        mutated: "WHEN $4 = $4 THEN false",
+        caught_by: "postgres_wake",
+    },
+    Mutant {
+        name: "postgres: a notification is only begun",
+        file: "backends/postgres/mod.rs",
+        original: "if notifying.as_mut().poll(&mut context).is_pending() {",
+        mutated: "if context.waker().will_wake(TaskWaker::noop()) || notifying.as_mut().poll(&mut context).is_pending() {",
+        caught_by: "postgres_wake",
+    },
+    Mutant {
+        name: "postgres: nobody waits for notifications",
+        file: "backends/postgres/mod.rs",
+        original: "self.shared.background.wait().await;",
+        mutated: "",
+        caught_by: "postgres_wake",
+    },
+    Mutant {
+        name: "postgres: the expiry is by our clock",
+        file: "backends/postgres/mod.rs",
+        original: "return Ok(Some(Acquire::Acquired(Lease::new(granted, millis(column(row, 1)?)?))));",
+        mutated: "let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_millis() as i64); \
+                  let expires_at = millis(now + integer(request.ttl().as_millis()))?; \
+                  return Ok(Some(Acquire::Acquired(Lease::new(granted, expires_at))));",
+        caught_by: "postgres_wire",
+    },
+    Mutant {
+        name: "postgres: a dead lock is one that never was",
+        file: "backends/postgres/mod.rs",
+        original: "if column(row, 3)? { Absence::NotFound } else { Absence::Expired };",
+        mutated: "Absence::NotFound;",
+        caught_by: "postgres_wire",
+    },
 ];
 
 /// The test files that catch them.
@@ -237,6 +309,10 @@ const TESTS: &[&str] = &[
     "firestore_clocks",
     "firestore_faults",
     "memory_clock",
+    "postgres_connections",
+    "postgres_log",
+    "postgres_wake",
+    "postgres_wire",
 ];
 
 /// Plants every bug in turn; answers which were not caught.

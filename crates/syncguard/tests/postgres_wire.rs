@@ -11,8 +11,8 @@ use serde_json::Value;
 use syncguard::postgres::PostgresConfig;
 use syncguard::postgres::tokio_postgres::{self, Client, NoTls, Transaction};
 use syncguard::{
-    Acquire, AcquireRequest, Extend, ExtendRequest, Key, LockBackend, PostgresBackend, Release,
-    ReleaseRequest, Ttl, diagnostics,
+    Absence, Acquire, AcquireRequest, Extend, ExtendRequest, Key, LockBackend, LockId,
+    PostgresBackend, Release, ReleaseRequest, TimeAuthority, Ttl, diagnostics,
 };
 use test_support::{PostgresOptions, PostgresServer};
 
@@ -174,39 +174,79 @@ async fn the_schema_is_that_of_the_vectors() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stored_rows_are_those_of_the_vectors() {
+async fn capabilities_are_those_of_the_specification() {
+    let Some(server) = start() else { return };
+    let capabilities = connect(&server).await.capabilities();
+    assert_eq!(capabilities.backend, "postgres");
+    assert!(capabilities.fencing);
+    assert_eq!(capabilities.time_authority, TimeAuthority::Server);
+    assert!(!capabilities.undo_is_final, "an acquire can arrive after its undo");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_lock_is_told_from_one_that_never_was() {
     let Some(server) = start() else { return };
     let (backend, client) = (connect(&server).await, raw(&server).await);
-    let mut compared = 0;
-    for case in vectors()["postgres"].as_array().expect("a list") {
-        if case["step"] != "acquire" {
-            continue;
-        }
-        client
-            .batch_execute("TRUNCATE syncguard_locks, syncguard_fence_counters")
-            .await
-            .expect("works");
-        let asked = key(case["call"]["key"].as_str().expect("a key"));
-        let life = case["call"]["ttlMs"].as_u64().expect("a number");
-        let request = AcquireRequest::new(asked.clone(), ttl(life)).expect("randomness");
-        assert!(matches!(backend.acquire(&request).await.expect("works"), Acquire::Acquired(_)));
-        let row = client.query_one("SELECT * FROM syncguard_locks", &[]).await.expect("one row");
-        let wanted = &case["state"]["locks"][0];
-        assert_eq!(row.get::<_, &str>("key"), wanted["key"]);
-        assert_eq!(row.get::<_, &str>("user_key"), wanted["user_key"]);
-        assert_eq!(row.get::<_, &str>("fence"), wanted["fence"]);
-        assert_eq!(row.get::<_, &str>("lock_id"), request.lock_id().expose());
-        let lived = row.get::<_, i64>("expires_at_ms") - row.get::<_, i64>("acquired_at_ms");
-        assert_eq!(lived, i64::try_from(life).expect("small"));
-        let counter = client.query_one("SELECT * FROM syncguard_fence_counters", &[]).await;
-        let counter = counter.expect("one row");
-        let wanted = &case["state"]["fenceCounters"][0];
-        assert_eq!(counter.get::<_, &str>("fence_key"), wanted["fence_key"]);
-        assert_eq!(counter.get::<_, i64>("fence").to_string(), wanted["fence"]);
-        assert_eq!(counter.get::<_, Option<&str>>("key_debug"), wanted["key_debug"].as_str());
-        compared += 1;
+    let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
+    let never = LockId::parse("AAAAAAAAAAAAAAAAAAAAAA").expect("valid");
+    assert!(matches!(backend.acquire(&request).await.expect("works"), Acquire::Acquired(_)));
+    let expire = "UPDATE syncguard_locks SET expires_at_ms = expires_at_ms - 600000";
+    client.batch_execute(expire).await.expect("works");
+    for (id, reason) in [(request.lock_id(), Absence::Expired), (never, Absence::NotFound)] {
+        let extended = backend.extend(&ExtendRequest::new(id, Ttl::DEFAULT)).await;
+        let extended = extended.expect("works");
+        assert!(matches!(extended, Extend::NotHeld(found) if found == reason), "{extended:?}");
+        let released = backend.release(&ReleaseRequest::new(id)).await.expect("works");
+        assert_eq!(released, Release::NotHeld(reason));
     }
-    assert!(compared >= 2, "{compared}");
+}
+
+/// The server's clock is an hour ahead of ours. Everything that is stored, answered or judged is by
+/// the server's.
+#[tokio::test(flavor = "multi_thread")]
+async fn times_are_those_of_the_server() {
+    let Some(server) = start() else { return };
+    drop(connect(&server).await);
+    let client = raw(&server).await;
+    let ahead = "CREATE SCHEMA ahead; CREATE FUNCTION ahead.clock_timestamp() RETURNS timestamptz \
+                 AS $$ SELECT pg_catalog.clock_timestamp() + interval '1 hour' $$ \
+                 LANGUAGE sql VOLATILE";
+    client.batch_execute(ahead).await.expect("works");
+    let path = "options=-c%20search_path%3Dpublic,ahead,pg_catalog";
+    let config = PostgresConfig::from_url(&format!("{}?{path}", server.url())).expect("a URL");
+    let backend = PostgresBackend::connect(config).await.expect("connects");
+    let is_hour_ahead = |millis: u64| {
+        let here = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let here = u64::try_from(here.expect("after 1970").as_millis()).expect("small");
+        millis.abs_diff(here + 3_600_000) < 600_000
+    };
+    let request = AcquireRequest::new(key("k"), ttl(30_000)).expect("randomness");
+    let outcome = backend.acquire(&request).await.expect("works");
+    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+    assert!(is_hour_ahead(lease.expires_at().as_millis()), "the answer of an acquire");
+    let stored = async || -> (u64, u64) {
+        let row = client.query_one("SELECT * FROM syncguard_locks", &[]).await.expect("one row");
+        let time = |column: &str| u64::try_from(row.get::<_, i64>(column)).expect("positive");
+        (time("acquired_at_ms"), time("expires_at_ms"))
+    };
+    let (acquired_at, expires_at) = stored().await;
+    assert_eq!(expires_at, lease.expires_at().as_millis(), "what was answered is what is stored");
+    assert_eq!(expires_at - acquired_at, 30_000);
+    let extend = ExtendRequest::new(request.lock_id(), ttl(60_000));
+    let outcome = backend.extend(&extend).await.expect("works");
+    let Extend::Extended(extension) = outcome else { panic!("{outcome:?}") };
+    assert!(is_hour_ahead(extension.expires_at().as_millis()), "the answer of an extend");
+    assert_eq!(stored().await.1, extension.expires_at().as_millis());
+    assert!(backend.is_locked(&key("k")).await.expect("works"), "judged by the same clock");
+    // Alive by our clock for nearly an hour, dead by the server's.
+    let past = "UPDATE syncguard_locks SET expires_at_ms = expires_at_ms - 120000";
+    client.batch_execute(past).await.expect("works");
+    assert!(!backend.is_locked(&key("k")).await.expect("works"), "judged by the same clock");
+    let released = backend.release(&ReleaseRequest::new(request.lock_id())).await.expect("works");
+    assert_eq!(released, Release::NotHeld(Absence::Expired));
+    let next = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
+    let outcome = backend.acquire(&next).await.expect("works");
+    assert!(matches!(outcome, Acquire::Acquired(_)), "{outcome:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -221,7 +261,7 @@ async fn each_side_sees_releases_and_extends_the_others_locks() {
     assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
     let found = diagnostics::get_by_key_raw(&backend, &key("k")).await.expect("works");
     assert_eq!(found.expect("held").lock_id.expose(), their_id);
-    let their_lock = syncguard::LockId::parse(their_id).expect("valid");
+    let their_lock = LockId::parse(their_id).expect("valid");
     let extended = backend.extend(&ExtendRequest::new(their_lock, ttl(60_000))).await;
     assert!(matches!(extended.expect("works"), Extend::Extended(_)));
     let released = backend.release(&ReleaseRequest::new(their_lock)).await.expect("works");

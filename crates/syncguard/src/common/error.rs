@@ -122,10 +122,6 @@ enum AbortReason {
     ShutDown,
     Lost(LostReason),
     /// A later holder has used the resource already.
-    #[cfg_attr(
-        not(feature = "postgres"),
-        expect(dead_code, reason = "only its table checks fences")
-    )]
     StaleFence,
 }
 

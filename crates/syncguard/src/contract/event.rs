@@ -189,12 +189,11 @@ pub enum Event {
     Engine(EngineEvent),
 }
 
-/// Somebody who listens.
+/// Receives events from a [`TelemetryLayer`](crate::TelemetryLayer) or a [`Locker`](crate::Locker).
 ///
-/// A [`TelemetryLayer`](crate::TelemetryLayer) calls it on a thread of its own, behind a bounded queue
+/// It is called on a thread of its own, behind a bounded queue
 /// ([`TelemetryLayer::dropped`](crate::TelemetryLayer::dropped) counts what did not fit), so it may take
-/// its time. The observer of a [`Locker`](crate::Locker) is called in the middle of the engine and must
-/// return quickly; put a slow one behind a [`QueuedSink`](crate::QueuedSink).
+/// its time.
 pub trait EventSink: fmt::Debug + Send + Sync + 'static {
     /// An operation at a backend, from a [`TelemetryLayer`](crate::TelemetryLayer).
     #[expect(unused_variables, reason = "the name is documentation")]

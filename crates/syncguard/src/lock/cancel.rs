@@ -7,10 +7,13 @@ use tokio_util::sync::CancellationToken;
 use crate::common::error::{Error, Result};
 
 /// Ends any operation of this crate with [`ErrorCode::Aborted`](crate::ErrorCode::Aborted) when the
-/// token is cancelled.
+/// token is canceled.
 ///
-/// Cancelled before, the operation is not even begun. Cancelled half-way, it is dropped, with the
-/// consequences that its own *Cancel safety* names: an acquire is undone, a release goes on.
+/// Canceled before, the operation does not begin. Canceled half-way, its future is dropped, with the
+/// consequences that its own *Cancel safety* names: a [`Locker`](crate::Locker) undoes the acquire, a
+/// guard's release goes on in the background. A bare
+/// [`LockBackend::acquire`](crate::LockBackend::acquire) is not undone; send
+/// [`ReleaseRequest::undo`](crate::ReleaseRequest::undo) yourself.
 ///
 /// ```
 /// use syncguard::{CancellationToken, ErrorCode, Key, MemoryBackend, cancellable, diagnostics};

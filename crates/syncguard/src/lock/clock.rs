@@ -8,6 +8,8 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, Sleep};
 
+use crate::common::uptime::uptime;
+
 /// Which clock a [`Locker`](crate::Locker) counts validity and timeouts by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LocalClock {
@@ -77,7 +79,7 @@ impl Ticker {
 
     pub(crate) fn now(&self) -> LocalInstant {
         LocalInstant(match self.kind {
-            LocalClock::SuspendAware => suspend_aware_now(self.origin),
+            LocalClock::SuspendAware => uptime(),
             LocalClock::Tokio => self.origin.elapsed(),
         })
     }
@@ -108,30 +110,6 @@ impl Ticker {
             None => pending().await,
         }
     }
-}
-
-#[cfg(any(target_os = "linux", target_os = "android"))]
-fn suspend_aware_now(_origin: Instant) -> Duration {
-    since_boot(rustix::time::ClockId::Boottime)
-}
-
-/// On Apple's systems this clock counts sleep, unlike the one behind `std::time::Instant`.
-#[cfg(target_vendor = "apple")]
-fn suspend_aware_now(_origin: Instant) -> Duration {
-    since_boot(rustix::time::ClockId::Monotonic)
-}
-
-#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
-fn since_boot(clock: rustix::time::ClockId) -> Duration {
-    let now = rustix::time::clock_gettime(clock);
-    // The kernel counts both from boot, so neither is negative.
-    Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
-}
-
-/// Elsewhere the standard library's clock is the best there is; on Windows it counts sleep.
-#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
-fn suspend_aware_now(origin: Instant) -> Duration {
-    origin.into_std().elapsed()
 }
 
 #[cfg(test)]

@@ -227,8 +227,11 @@ impl<B: LockBackend> Locker<B> {
         let engine = &self.context.engine;
         engine.check_runtime()?;
         engine.shut_down.cancel();
-        let drained = tokio::time::timeout(limit, engine.background.drain()).await;
-        drained.map_err(|_elapsed| {
+        let finish = async {
+            engine.background.drain().await;
+            engine.backend.quiesce().await;
+        };
+        tokio::time::timeout(limit, finish).await.map_err(|_elapsed| {
             let left = engine.background.jobs();
             let limit_ms = limit.as_millis();
             Error::new(

@@ -182,9 +182,9 @@ async fn an_error_names_backend_operation_key_and_lock_id() {
     assert_eq!((listed.backend(), listed.operation()), (Some("postgres"), Some("list")));
 }
 
-/// Whatever is asked of a server that does not answer ends by itself: for people and at connecting too.
+/// Admin calls, subscriptions, connecting and name resolution included.
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_waits_for_ever_for_a_server_that_does_not_answer() {
+async fn every_call_to_a_server_that_does_not_answer_has_a_deadline() {
     let Some(server) = start() else { return };
     let proxy = Proxy::start(server.port()).await;
     let quick = config(&through(&proxy))
@@ -200,6 +200,10 @@ async fn nothing_waits_for_ever_for_a_server_that_does_not_answer() {
         assert!(inspector.setup().await.is_err());
         assert!(backend.wake_ups(&key("k")).await.is_none());
         assert!(PostgresBackend::connect(quick).await.is_err());
+        let nowhere = config("postgres://postgres@name.invalid/postgres");
+        let nowhere = nowhere.connect_timeout(Duration::from_millis(500));
+        let error = PostgresBackend::connect(nowhere).await.expect_err("no such name");
+        assert!(error.is_retryable() && !error.may_have_taken_effect(), "{error:?}");
     });
     ended.await.expect("every call has a deadline");
 }

@@ -89,7 +89,7 @@ async fn thousands_of_awaited_keys_leave_the_lock_table_to_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_notifies_only_when_somebody_waits() {
+async fn a_release_notifies_only_while_its_key_is_awaited() {
     let options = PostgresOptions::default().with(["fsync = off"]);
     let Some(server) = PostgresServer::start(&options) else { return };
     let backend = connect(&server.url()).await;
@@ -175,16 +175,16 @@ async fn a_release_notifies_even_if_its_process_ends_right_after() {
         let locker = waiter(there.clone());
         let waiting = tokio::spawn(async move { locker.lock(name.as_str()).await.map(drop) });
         let client = raw(&server).await;
-        eventually("somebody waits", async || markers(&client).await == 1).await;
+        eventually("the key is marked", async || markers(&client).await == 1).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         go_on.send(()).expect("the holder waits");
         woken(waiting).await;
         holder.join().expect("no panic");
-        eventually("nobody waits", async || markers(&client).await == 0).await;
+        eventually("the marker is gone", async || markers(&client).await == 0).await;
     }
 }
 
-/// With the only connections busy, a notification has to wait, and whoever ends waits for it.
+/// A notification that cannot be sent at once goes in the background, and `quiesce` waits for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn quiesce_waits_for_notifications_that_could_not_be_sent_at_once() {
     let options = PostgresOptions::default().with(["fsync = off"]);

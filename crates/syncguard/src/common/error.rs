@@ -44,7 +44,8 @@ pub enum ErrorCode {
     ///
     /// *May it have taken effect?* No lock is left behind. *What now?* Try later, or wait longer.
     AcquisitionTimeout,
-    /// The operation was cancelled by a token, or the lock it ran under was lost.
+    /// The operation was cancelled by a token, the lock it ran under was lost, or a resource has seen
+    /// a later holder ([`Error::is_stale_fence`]).
     ///
     /// *May it have taken effect?* No lock is left behind. *What now?* It was asked for.
     Aborted,

@@ -45,8 +45,8 @@ pub(crate) trait Transport: Send + Sync + 'static {
         reports: Reports,
     ) -> impl Future<Output = Result<Self::Connection, Failure>> + Send;
 
-    /// Subscribes to topics that this connection has not; answers when no notification of them can be
-    /// missed any more.
+    /// Subscribes to topics that this connection has not; answers when every later
+    /// notification of them is received.
     fn subscribe(
         &self,
         connection: &mut Self::Connection,
@@ -83,7 +83,7 @@ pub(crate) struct Topic {
 pub(crate) enum Failure {
     /// The server refuses this one thing. The connection is as good as before.
     Refused,
-    /// The connection is of no use any more.
+    /// The connection must be replaced.
     Lost,
 }
 
@@ -120,8 +120,8 @@ impl Listener {
         Self { desk, timeout }
     }
 
-    /// Subscribes to the notifications of a key; answers when none can be missed any more. `None`
-    /// when that is not possible, or not in time.
+    /// Subscribes to the notifications of a key; answers when every later one is received.
+    /// `None` when that is not possible, or not in time.
     ///
     /// # Cancel safety
     ///
@@ -165,9 +165,9 @@ impl Reports {
         }
     }
 
-    /// The connection has ended, or hears nothing any more.
+    /// The connection has ended, or no longer receives notifications.
     pub(crate) fn lost(&self) {
-        // The task ends only after the backend; then nobody needs to know.
+        // The task outlives the backend; after that the loss does not matter.
         self.lost.send(self.generation).unwrap_or_default();
     }
 
@@ -239,7 +239,7 @@ impl<T: Transport> Task<T> {
     }
 
     async fn subscribe(&mut self, key: Key, confirmed: oneshot::Sender<bool>) {
-        // A key that no lock can have needs no notifications: whoever wants it is told elsewhere.
+        // No lock can have this key; the acquire reports it.
         let Ok(name) = self.transport.topic(&key) else { return };
         let is_known = self.shared.keys().insert(name.clone(), key.clone()).is_some();
         let Some(open) = &mut self.connection else {
@@ -345,7 +345,7 @@ impl<T: Transport> Task<T> {
     }
 }
 
-/// A call that takes too long has lost its connection: nobody knows what is still to come on it.
+/// A call that takes too long counts as a lost connection: its answer may still arrive.
 async fn within<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, Failure>>,
@@ -400,6 +400,8 @@ mod tests {
         }
 
         async fn connect(&self, reports: Reports) -> Result<(), Failure> {
+            // The virtual clock advances only while tasks sleep.
+            tokio::time::sleep(Duration::from_millis(1)).await;
             self.0.opened.fetch_add(1, Ordering::SeqCst);
             if self.0.hangs_up.load(Ordering::SeqCst) {
                 reports.lost();
@@ -477,7 +479,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_refused_subscription_costs_nobody_the_connection() {
+    async fn a_refused_subscription_leaves_the_connection_to_others() {
         let (listener, server) = start();
         let first = listener.subscribe(&key("first")).await.expect("works");
         server.refuses_next.store(true, Ordering::SeqCst);

@@ -129,7 +129,7 @@ impl Connector {
         Ok(Some(connected))
     }
 
-    /// What the driver is told for one address of one host.
+    /// The driver's configuration for one address of one host.
     fn config_of(&self, target: &Target, address: Option<IpAddr>, is_pooled: bool) -> Config {
         let all = &self.config.driver;
         let mut config = Config::new();

@@ -125,7 +125,7 @@ pub(super) enum Remedy {
     /// To be replaced with all others: they lead to a server that cannot be written to.
     FindPrimary,
     /// To be replaced with all others, and the operation repeated: a table has changed since the
-    /// statements were prepared, and their plans do not fit any more.
+    /// statements were prepared, and their plans are stale.
     PrepareAgain,
     /// To prepare nothing from now on, and repeat the operation: a prepared statement is not known on the
     /// connection that was used, so a pooler stands between us and the server.

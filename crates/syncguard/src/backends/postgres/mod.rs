@@ -349,7 +349,7 @@ impl PostgresBackend {
             // A notification that is lost costs time, nothing else.
             drop(backend.run(Urgency::Urgent, step).await);
         });
-        // The connection of the release is free again, and whoever uses a connection drives it.
+        // The connection of the release is free again, and this poll drives it.
         let mut context = Context::from_waker(TaskWaker::noop());
         if notifying.as_mut().poll(&mut context).is_pending() {
             self.shared.background.spawn(notifying);

@@ -4,7 +4,7 @@
 use std::future::poll_fn;
 use std::ops::Deref;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -32,6 +32,8 @@ pub(super) struct Pool {
     /// Where clients come from instead, if the caller has a pool.
     external: Option<Arc<dyn ClientPool>>,
     idle: Mutex<Vec<Link>>,
+    /// Rises when all connections are to be replaced; one of an earlier epoch is not used again.
+    epoch: AtomicU64,
     /// For everything.
     places: Semaphore,
     /// For releases and extends alone, when all other places are taken.
@@ -55,6 +57,8 @@ struct Link {
     prepared: Vec<Statement>,
     /// When it is old enough to be replaced.
     ends_at: Instant,
+    /// The pool's epoch when it was opened.
+    epoch: u64,
 }
 
 /// A client of ours and what drives it, or one that the caller's pool has lent.
@@ -115,6 +119,7 @@ impl Pool {
             statements,
             external: config.pool.clone(),
             idle: Mutex::default(),
+            epoch: AtomicU64::new(0),
             places: Semaphore::new(config.pool_size),
             reserved: Semaphore::new(1),
             is_pooled: AtomicBool::new(config.is_pooled),
@@ -141,16 +146,22 @@ impl Pool {
         self.idle().clear();
     }
 
-    /// Closes the connections that nobody uses, because what was learned on another one holds for them
-    /// too.
-    pub(super) fn close_idle(&self) {
-        self.idle().clear();
+    /// Replaces every connection, because what was learned on this one holds for all: the idle ones at
+    /// once, those in use when they come back. Those that were opened since are kept.
+    pub(super) fn replace_all(&self, lease: Lease<'_>) {
+        let seen = lease.link().epoch;
+        drop(lease);
+        let raised =
+            self.epoch.compare_exchange(seen, seen + 1, Ordering::SeqCst, Ordering::SeqCst);
+        if raised.is_ok() {
+            self.idle().retain(|link| link.epoch > seen);
+        }
     }
 
     /// Notes that a server cannot be written to: connections go to the wrong one.
-    pub(super) fn note_read_only(&self) {
+    pub(super) fn note_read_only(&self, lease: Lease<'_>) {
         self.connector.forget_host();
-        self.close_idle();
+        self.replace_all(lease);
     }
 
     /// Waits for a connection, not longer than for an answer.
@@ -189,7 +200,7 @@ impl Pool {
 
     async fn borrow(&self, theirs: &dyn ClientPool) -> Result<Link> {
         match tokio::time::timeout(self.response_timeout, theirs.get()).await {
-            Ok(Ok(client)) => Ok(self.link(Handle::Theirs(client), Vec::new())),
+            Ok(Ok(client)) => Ok(self.link(Handle::Theirs(client), Vec::new(), 0)),
             // Its own words may hold a password.
             Ok(Err(_cause)) => {
                 let message = "the caller's pool gave no connection to PostgreSQL";
@@ -200,6 +211,7 @@ impl Pool {
     }
 
     async fn open(&self) -> Result<Link> {
+        let epoch = self.epoch.load(Ordering::SeqCst);
         let mut opened = self.connector.open(self.is_pooled()).await?;
         if opened.is_none() {
             self.note_pooler();
@@ -226,7 +238,7 @@ impl Pool {
         };
         match tokio::time::timeout(patience, drive(driver.as_mut(), preparing)).await {
             Ok(Some(Ok(prepared))) => {
-                Ok(self.link(Handle::Ours(client, Mutex::new(driver)), prepared))
+                Ok(self.link(Handle::Ours(client, Mutex::new(driver)), prepared, epoch))
             }
             Ok(Some(Err(cause))) => Err(error::map(&cause).without_effect()),
             Ok(None) => Err(error::lost().without_effect()),
@@ -234,11 +246,12 @@ impl Pool {
         }
     }
 
-    fn link(&self, client: Handle, prepared: Vec<Statement>) -> Link {
+    fn link(&self, client: Handle, prepared: Vec<Statement>, epoch: u64) -> Link {
         // Some jitter, so that connections that were opened together are not replaced together.
         let age = self.connector.max_connection_age().mul_f64(1.0 - random_fraction() / 5.0);
         let now = Instant::now();
-        Link { client, prepared, ends_at: now.checked_add(age).unwrap_or(now + A_LONG_TIME) }
+        let ends_at = now.checked_add(age).unwrap_or(now + A_LONG_TIME);
+        Link { client, prepared, ends_at, epoch }
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Link>> {
@@ -302,7 +315,8 @@ impl Lease<'_> {
         let is_ours = matches!(link.client, Handle::Ours(..));
         let is_ready = self.pool.is_pooled() || !link.prepared.is_empty();
         // Dropped, one that was lent goes back by itself.
-        if is_ours && is_ready && !link.is_old() && !link.client.is_closed() {
+        let is_current = link.epoch == self.pool.epoch.load(Ordering::SeqCst) && !link.is_old();
+        if is_ours && is_ready && is_current && !link.client.is_closed() {
             self.pool.idle().push(link);
         }
     }

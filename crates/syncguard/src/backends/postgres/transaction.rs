@@ -96,14 +96,14 @@ pub(super) async fn run(
                     Remedy::None => lease.give_back(),
                     // Nothing was done. With new statements, or without any, it will be.
                     Remedy::PrepareAgain if is_first => {
-                        pool.close_idle();
+                        pool.replace_all(lease);
                         continue;
                     }
                     Remedy::PrepareNothing if is_first => {
                         pool.note_pooler();
                         continue;
                     }
-                    Remedy::FindPrimary | Remedy::PrepareAgain => pool.note_read_only(),
+                    Remedy::FindPrimary | Remedy::PrepareAgain => pool.note_read_only(lease),
                     // Dropped, it is closed.
                     Remedy::Replace | Remedy::PrepareNothing => {}
                 }

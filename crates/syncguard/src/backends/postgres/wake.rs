@@ -2,7 +2,7 @@
 //!
 //! The marker is a shared advisory lock that the listening connection holds. A release tries the same
 //! lock for itself: only when it does not get it a waiter is there, and only then it notifies, after its
-//! commit. Notifying makes commits wait for each other, so releases do without it when nobody waits.
+//! commit. Notifying makes commits wait for each other, so a release without waiters does not notify.
 //!
 //! A listener marks a bounded number of keys, because the server's lock table is shared by all its
 //! applications. With more it holds one marker that stands for any key, and every release notifies.

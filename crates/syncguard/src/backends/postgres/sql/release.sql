@@ -1,6 +1,6 @@
 -- release: delete the lock if this id holds it and it is live, and look whether anybody waits for it: then
 -- the marker of the key cannot be locked, or the one that stands for any key. The first is kept until the
--- commit, so that whoever marks the key meanwhile waits for it. The second is the same for all releases and
+-- commit, so that a listener that marks the key meanwhile waits for it. The second is the same for all releases and
 -- is let go at once.
 -- $1 lock id   $2 tolerance in ms   $3, $4 first numbers of the markers of one key and of any key
 -- answers the key that is free now and whether anybody waits; or, of what was not deleted, the fence and

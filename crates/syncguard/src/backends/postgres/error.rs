@@ -272,34 +272,6 @@ mod tests {
         assert_eq!(printable("XX000"), "XX000");
     }
 
-    /// What the TypeScript implementation makes of a SQLSTATE. The one table of errors changes some of
-    /// it: here they say `Internal`, and the table says what ours is. Their other inputs are codes of
-    /// their driver and of Node, which ours does not have.
-    #[test]
-    fn codes_are_those_of_the_vectors_but_for_departures() {
-        const DEPARTURES: [&str; 15] = [
-            "08007", "08P01", "22021", "22P05", "23505", "25006", "25P03", "3D000", "42501",
-            "53400", "55P03", "57P01", "57P02", "57P03", "57P05",
-        ];
-        let vectors = include_str!("../../../tests/vectors/error_mapping_postgres.json");
-        let vectors: serde_json::Value = serde_json::from_str(vectors).expect("JSON");
-        let (mut departed, mut compared) = (Vec::new(), 0);
-        for case in vectors["postgres"].as_array().expect("a list") {
-            let state = case["input"]["code"].as_str().unwrap_or_default();
-            let has_digit = state.bytes().any(|byte| byte.is_ascii_digit());
-            if printable(state) != state || !(has_digit || state.starts_with("XX")) {
-                continue;
-            }
-            compared += 1;
-            if by_state(state).0.as_str() != case["code"] {
-                assert_eq!(case["code"], "Internal", "{case}");
-                departed.push(state);
-            }
-        }
-        assert_eq!(departed, DEPARTURES);
-        assert_eq!(compared, 46);
-    }
-
     #[test]
     fn what_becomes_of_the_connection() {
         let rows = [

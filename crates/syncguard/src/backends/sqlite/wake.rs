@@ -7,19 +7,18 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::common::hash_id::number_of;
 use crate::common::key::Key;
 use crate::contract::wake::{WakeHub, WakeUps};
+use watch::Watch;
 
-/// Groups of keys; one more is for the end of a watcher.
+/// Groups of keys.
 const GROUPS: usize = 256;
-const LAST: usize = GROUPS;
 const BYTES: usize = 8;
 
-type Numbers = [u64; GROUPS + 1];
+type Numbers = [u64; GROUPS];
 
 /// Tells of releases, and hears of them.
 #[derive(Debug)]
@@ -29,8 +28,17 @@ pub(super) struct Waker {
     file: Mutex<Option<Arc<File>>>,
     /// What was last seen in the file, our own writes included.
     seen: Mutex<Numbers>,
-    is_watching: Mutex<bool>,
-    is_closed: AtomicBool,
+    watcher: Mutex<Watcher>,
+}
+
+/// What the thread that watches the file does.
+#[derive(Debug)]
+enum Watcher {
+    /// There is none; the next subscription starts it.
+    Idle,
+    Watching(Watch),
+    /// The backend is gone.
+    Closed,
 }
 
 /// The same in every process.
@@ -47,9 +55,8 @@ impl Waker {
             hub: WakeHub::new(),
             path: path.into(),
             file: Mutex::new(None),
-            seen: Mutex::new([0; GROUPS + 1]),
-            is_watching: Mutex::new(false),
-            is_closed: AtomicBool::new(false),
+            seen: Mutex::new([0; GROUPS]),
+            watcher: Mutex::new(Watcher::Idle),
         }
     }
 
@@ -65,30 +72,29 @@ impl Waker {
     pub(super) fn subscribe(self: &Arc<Self>, key: &Key) -> WakeUps {
         let wake_ups = self.hub.subscribe(key);
         // Whoever comes second waits until the first is watching.
-        let mut is_watching = locked(&self.is_watching);
-        if !*is_watching {
-            *is_watching = watch::start(self);
-            self.hub.set_working(*is_watching);
+        let mut watcher = locked(&self.watcher);
+        if matches!(*watcher, Watcher::Idle) {
+            if let Some(watch) = Watch::start(self) {
+                *watcher = Watcher::Watching(watch);
+            }
+            self.hub.set_working(matches!(*watcher, Watcher::Watching(_)));
         }
         wake_ups
     }
 
-    /// Ends the watcher.
+    /// Ends the thread that watches, whatever has become of the file.
     pub(super) fn close(&self) {
-        self.is_closed.store(true, Ordering::SeqCst);
-        if *locked(&self.is_watching) {
-            self.write(LAST);
+        let watcher = std::mem::replace(&mut *locked(&self.watcher), Watcher::Closed);
+        if let Watcher::Watching(watch) = watcher {
+            watch.end();
         }
     }
 
     /// The file that is at the path now, or none where it cannot be opened.
     fn file(&self) -> Option<Arc<File>> {
         let mut file = locked(&self.file);
-        if file.as_ref().is_none_or(|file| is_deleted(file)) {
-            let mut options = File::options();
-            let opened =
-                options.read(true).write(true).create(true).truncate(false).open(&self.path);
-            *file = opened.ok().map(Arc::new);
+        if file.as_ref().is_none_or(|file| !is_at(file, &self.path)) {
+            *file = open(&self.path).map(Arc::new);
         }
         file.clone()
     }
@@ -97,7 +103,7 @@ impl Waker {
     fn write(&self, group: usize) {
         let Some(file) = self.file() else { return };
         let Ok(number) = getrandom::u64() else { return };
-        if group != LAST {
+        {
             let mut seen = locked(&self.seen);
             // What another has written meanwhile must still be heard.
             if read_numbers(&file)[group] == seen[group] {
@@ -125,15 +131,35 @@ fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether the file has lost its name, so that nobody else can find it any more.
+/// Opens or creates the file. A symbolic link is refused: others may be able to write to the
+/// directory, and must not choose a file of ours to be written to.
 #[cfg(unix)]
-fn is_deleted(file: &File) -> bool {
-    file.metadata().is_ok_and(|metadata| std::os::unix::fs::MetadataExt::nlink(&metadata) == 0)
+fn open(path: &Path) -> Option<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false);
+    options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+    let file = options.open(path).ok()?;
+    file.metadata().is_ok_and(|metadata| metadata.is_file()).then_some(file)
 }
 
 #[cfg(not(unix))]
-fn is_deleted(_file: &File) -> bool {
-    false
+fn open(path: &Path) -> Option<File> {
+    File::options().read(true).write(true).create(true).truncate(false).open(path).ok()
+}
+
+/// Whether the file is the one at the path, where others look for it.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    let found = std::fs::symlink_metadata(path).map(identity);
+    found.is_ok_and(|found| file.metadata().map(identity).is_ok_and(|ours| ours == found))
+}
+
+#[cfg(not(unix))]
+fn is_at(_file: &File, _path: &Path) -> bool {
+    true
 }
 
 #[cfg(unix)]
@@ -150,12 +176,12 @@ fn write_at(_file: &File, _bytes: &[u8], _offset: usize) -> std::io::Result<()> 
 #[cfg(unix)]
 fn read_numbers(file: &File) -> Numbers {
     use std::os::unix::fs::FileExt;
-    let mut bytes = [0; (GROUPS + 1) * BYTES];
+    let mut bytes = [0; GROUPS * BYTES];
     let mut filled = 0;
     while let Ok(count @ 1..) = file.read_at(&mut bytes[filled..], filled as u64) {
         filled += count;
     }
-    let mut numbers = [0; GROUPS + 1];
+    let mut numbers = [0; GROUPS];
     for (number, chunk) in numbers.iter_mut().zip(bytes.as_chunks::<BYTES>().0) {
         *number = u64::from_le_bytes(*chunk);
     }
@@ -164,7 +190,7 @@ fn read_numbers(file: &File) -> Numbers {
 
 #[cfg(not(unix))]
 fn read_numbers(_file: &File) -> Numbers {
-    [0; GROUPS + 1]
+    [0; GROUPS]
 }
 
 #[cfg(target_os = "linux")]
@@ -173,49 +199,110 @@ mod watch {
     use std::mem::MaybeUninit;
     use std::os::fd::OwnedFd;
     use std::sync::Arc;
-    use std::sync::atomic::Ordering;
 
     use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 
-    use super::Waker;
+    use super::{Waker, Watcher};
 
-    /// Watches the file from now on, in a thread of its own; `false` where that is not possible.
-    pub(super) fn start(waker: &Arc<Waker>) -> bool {
-        let Some(file) = waker.file() else { return false };
-        let watched = || -> rustix::io::Result<OwnedFd> {
-            let watched = inotify::init(CreateFlags::CLOEXEC)?;
-            inotify::add_watch(
-                &watched,
-                &waker.path,
-                WatchFlags::MODIFY | WatchFlags::DELETE_SELF,
-            )?;
-            Ok(watched)
-        };
-        let Ok(watched) = watched() else { return false };
-        *super::locked(&waker.seen) = super::read_numbers(&file);
-        let name = "syncguard-sqlite-wake".to_owned();
-        let waker = Arc::clone(waker);
-        std::thread::Builder::new().name(name).spawn(move || serve(&waker, watched, &file)).is_ok()
+    /// The file as the kernel watches it for us.
+    #[derive(Debug)]
+    pub(super) struct Watch {
+        inotify: Arc<OwnedFd>,
+        descriptor: i32,
+        file: Arc<File>,
     }
 
-    fn serve(waker: &Waker, watched: OwnedFd, watched_file: &File) {
+    impl Watch {
+        /// Watches the file from now on, in a thread of its own; `None` where that is not possible.
+        pub(super) fn start(waker: &Arc<Waker>) -> Option<Self> {
+            let inotify = Arc::new(inotify::init(CreateFlags::CLOEXEC).ok()?);
+            let watch = Self::add(waker, inotify)?;
+            let (waker, inotify) = (Arc::clone(waker), Arc::clone(&watch.inotify));
+            let thread = std::thread::Builder::new().name("syncguard-sqlite-wake".to_owned());
+            thread.spawn(move || serve(&waker, &inotify)).is_ok().then_some(watch)
+        }
+
+        /// Watches the file that is at the path now.
+        fn add(waker: &Waker, inotify: Arc<OwnedFd>) -> Option<Self> {
+            /// A deleted file is one whose attributes change: we have it open, so it is not gone.
+            const EVENTS: WatchFlags = WatchFlags::MODIFY
+                .union(WatchFlags::ATTRIB)
+                .union(WatchFlags::MOVE_SELF)
+                .union(WatchFlags::DONT_FOLLOW);
+            const TRIES: u32 = 3;
+            for _ in 0..TRIES {
+                let file = waker.file()?;
+                let descriptor = inotify::add_watch(&inotify, &waker.path, EVENTS).ok()?;
+                // The path may have come to name another file between the two.
+                if super::is_at(&file, &waker.path) {
+                    *super::locked(&waker.seen) = super::read_numbers(&file);
+                    return Some(Self { inotify, descriptor, file });
+                }
+                inotify::remove_watch(&inotify, descriptor).unwrap_or_default();
+            }
+            None
+        }
+
+        /// Ends the thread: the kernel reports that nothing is watched, and the thread looks why.
+        pub(super) fn end(&self) {
+            // It may have ended already.
+            inotify::remove_watch(&self.inotify, self.descriptor).unwrap_or_default();
+        }
+    }
+
+    fn serve(waker: &Waker, inotify: &OwnedFd) {
         let mut buffer = [MaybeUninit::uninit(); 1024];
-        let mut events = Reader::new(watched, &mut buffer);
-        while !waker.is_closed.load(Ordering::SeqCst) {
+        let mut events = Reader::new(inotify, &mut buffer);
+        let mut has_changed = false;
+        loop {
             match events.next() {
-                Ok(event) if event.events().contains(ReadFlags::MODIFY) => {
-                    if events.is_buffer_empty() {
+                Ok(event) => {
+                    let is_unwatched = event.events().contains(ReadFlags::IGNORED);
+                    let unwatched = is_unwatched.then_some(event.wd());
+                    let is_write = event.events().contains(ReadFlags::MODIFY);
+                    if !is_write && !waker.keep_watching(unwatched) {
+                        return;
+                    }
+                    has_changed |= is_write;
+                    if has_changed && events.is_buffer_empty() {
+                        has_changed = false;
                         waker.look();
                     }
                 }
-                // Deleted, perhaps: whoever waits next watches the new one.
-                Ok(_) if !super::is_deleted(watched_file) => {}
                 Err(rustix::io::Errno::INTR) => {}
-                _ => break,
+                Err(_) => return waker.stop_watching(&mut super::locked(&waker.watcher)),
             }
         }
-        *super::locked(&waker.is_watching) = false;
-        waker.hub.set_working(false);
+    }
+
+    impl Waker {
+        /// Watches the file that is at the path now, if it is not the one that is watched already;
+        /// `false` when the thread has to end.
+        fn keep_watching(&self, unwatched: Option<i32>) -> bool {
+            let mut watcher = super::locked(&self.watcher);
+            let Watcher::Watching(watch) = &*watcher else { return false };
+            if unwatched != Some(watch.descriptor) && super::is_at(&watch.file, &self.path) {
+                return true;
+            }
+            watch.end();
+            // What was released meanwhile, nobody has told: everybody is woken when it works again.
+            self.hub.set_working(false);
+            let Some(watch) = Watch::add(self, Arc::clone(&watch.inotify)) else {
+                self.stop_watching(&mut watcher);
+                return false;
+            };
+            *watcher = Watcher::Watching(watch);
+            self.hub.set_working(true);
+            true
+        }
+
+        /// Whoever waits polls; the next subscription tries again.
+        fn stop_watching(&self, watcher: &mut Watcher) {
+            if matches!(watcher, Watcher::Watching(_)) {
+                *watcher = Watcher::Idle;
+            }
+            self.hub.set_working(false);
+        }
     }
 }
 
@@ -226,7 +313,14 @@ mod watch {
     use super::Waker;
 
     /// Other processes are noticed by polling.
-    pub(super) fn start(_waker: &Arc<Waker>) -> bool {
-        false
+    #[derive(Debug)]
+    pub(super) struct Watch;
+
+    impl Watch {
+        pub(super) fn start(_waker: &Arc<Waker>) -> Option<Self> {
+            None
+        }
+
+        pub(super) fn end(&self) {}
     }
 }

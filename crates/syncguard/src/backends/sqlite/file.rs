@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+#[cfg(unix)]
+use rusqlite::{DEFAULT_NAME, FileControl};
 
 use super::error;
 use crate::common::backoff::random_fraction;
@@ -18,10 +20,17 @@ const SCHEMA_VERSION: i32 = 1;
 #[derive(Debug)]
 pub(super) struct LockFile {
     path: PathBuf,
-    open: Option<(Connection, Identity)>,
+    open: Option<OpenFile>,
 }
 
-/// Which file it is, whatever its name.
+/// A connection, and which file it is a connection to.
+#[derive(Debug)]
+struct OpenFile {
+    db: Connection,
+    identity: Identity,
+}
+
+/// Device and inode: which file it is, whatever its name.
 type Identity = (u64, u64);
 
 impl LockFile {
@@ -31,25 +40,58 @@ impl LockFile {
 
     /// The connection to the file that is at the path now.
     pub(super) fn connection(&mut self, give_up_at: Instant) -> Result<&mut Connection> {
-        let is_current =
-            self.open.as_ref().is_some_and(|(_, opened)| identity(&self.path) == Some(*opened));
-        if !is_current {
+        if !self.is_current() {
             if self.open.take().is_some() {
                 tracing::warn!(
                     "the lock file was replaced; locks that were in the old one are lost"
                 );
             }
-            let connection = patiently(give_up_at, || open(&self.path))?;
-            let identity = identity(&self.path).ok_or_else(replaced)?;
-            self.open = Some((connection, identity));
+            let path = &self.path;
+            let opened = patiently(give_up_at, || Ok(OpenFile::identify(open(path)?, path)))?;
+            self.open = Some(opened);
         }
-        self.open.as_mut().map(|(connection, _)| connection).ok_or_else(replaced)
+        self.open.as_mut().map(|open| &mut open.db).ok_or_else(replaced)
+    }
+
+    /// Whether the connection still leads to the file at the path.
+    pub(super) fn is_current(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.is_at(&self.path))
+    }
+}
+
+impl OpenFile {
+    /// Finds out which file SQLite has opened. `None` if it is not the one at the path: another file
+    /// took its place meanwhile, and other processes would lock in that one.
+    fn identify(db: Connection, path: &Path) -> Option<Self> {
+        // SQLite resolves symbolic links once; the name that counts is the one it has found.
+        let resolved = db.path().map_or_else(|| path.to_owned(), PathBuf::from);
+        let opened = Self { identity: identity(&resolved)?, db };
+        opened.is_at(path).then_some(opened)
+    }
+
+    fn is_at(&self, path: &Path) -> bool {
+        // SQLite compares the inode of its own descriptor, so an identity that was taken of the wrong
+        // file cannot pass; the identity adds the device, and links in the path.
+        !has_moved(&self.db) && identity(path) == Some(self.identity)
     }
 }
 
 fn replaced() -> Error {
-    let message = "the lock file was deleted while it was opened";
+    let message = "the lock file was deleted or replaced while it was opened; try again";
     Error::new(ErrorCode::ServiceUnavailable, message).without_effect()
+}
+
+/// Whether the file of this connection is no longer found under its name.
+#[cfg(unix)]
+fn has_moved(db: &Connection) -> bool {
+    let mut has_moved = 0;
+    let asked = db.file_control(DEFAULT_NAME, FileControl::HasMoved(&mut has_moved));
+    asked.is_err() || has_moved != 0
+}
+
+#[cfg(not(unix))]
+fn has_moved(_db: &Connection) -> bool {
+    false
 }
 
 #[cfg(unix)]
@@ -64,32 +106,6 @@ fn identity(path: &Path) -> Option<Identity> {
     std::fs::metadata(path).ok().map(|_| (0, 0))
 }
 
-/// Whether the file is on another machine's disk, where neither its locks nor wake-ups are reliable.
-#[cfg(target_os = "linux")]
-pub(super) fn is_remote(path: &Path) -> bool {
-    /// NFS, SMB (three generations), 9p, AFS, Ceph, FUSE (sshfs and others).
-    const REMOTE: [u32; 8] = [
-        0x6969,
-        0x517B,
-        0xFF53_4D42,
-        0xFE53_4D42,
-        0x0102_1997,
-        0x5346_414F,
-        0x00C3_6400,
-        0x6573_5546,
-    ];
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let found = rustix::fs::statfs(folder.unwrap_or(Path::new(".")));
-    // Only the lower half is the number that is documented.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the lower half")]
-    found.is_ok_and(|found| REMOTE.contains(&(found.f_type as u32)))
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(super) fn is_remote(_path: &Path) -> bool {
-    false
-}
-
 /// A short sleep between two tries, of random length, so that no process is always too late.
 pub(super) fn pause() {
     const SHORTEST: Duration = Duration::from_micros(100);
@@ -97,17 +113,19 @@ pub(super) fn pause() {
     std::thread::sleep(SHORTEST + SPREAD.mul_f64(random_fraction()));
 }
 
-/// Tries again while the file is busy.
-fn patiently<T>(give_up_at: Instant, mut act: impl FnMut() -> Result<T>) -> Result<T> {
+/// Tries again while the file is busy, and while there is nothing.
+fn patiently<T>(give_up_at: Instant, mut act: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     loop {
-        match act() {
-            Err(error)
-                if error.code() == ErrorCode::NetworkTimeout && Instant::now() < give_up_at =>
-            {
-                pause();
-            }
-            outcome => return outcome,
+        let error = match act() {
+            Ok(Some(done)) => return Ok(done),
+            Ok(None) => replaced(),
+            Err(error) if error.code() == ErrorCode::NetworkTimeout => error,
+            Err(error) => return Err(error),
+        };
+        if Instant::now() >= give_up_at {
+            return Err(error);
         }
+        pause();
     }
 }
 
@@ -178,4 +196,54 @@ fn create(db: &mut Connection) -> Result<()> {
         transaction.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(failed)?;
     }
     transaction.commit().map_err(failed)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A folder that is deleted with the test.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let name = format!("syncguard-{name}-{}", std::process::id());
+            let folder = Self(std::env::temp_dir().join(name));
+            fs::create_dir_all(&folder.0).expect("created");
+            folder
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            drop(fs::remove_dir_all(&self.0));
+        }
+    }
+
+    #[test]
+    fn a_connection_to_a_file_that_was_replaced_meanwhile_is_not_used() {
+        let folder = Folder::new("replaced");
+        let [path, other, link] = ["a.db", "b.db", "link.db"].map(|name| folder.0.join(name));
+        drop(open(&other).expect("opens"));
+        let opened = OpenFile::identify(open(&path).expect("opens"), &path).expect("at the path");
+        assert!(opened.is_at(&path));
+        // Between opening and asking which file it is.
+        let db = open(&path).expect("opens");
+        fs::rename(&other, &path).expect("renamed");
+        assert!(OpenFile::identify(db, &path).is_none(), "it is another file by now");
+        assert!(!opened.is_at(&path));
+        // An identity of the wrong file does not help either.
+        let identity = identity(&path).expect("there");
+        let mistaken = OpenFile { db: opened.db, identity };
+        assert!(!mistaken.is_at(&path), "SQLite knows its own descriptor");
+        // A link that leads elsewhere by now, although the file is where it was.
+        std::os::unix::fs::symlink(&path, &link).expect("linked");
+        let db = open(&link).expect("opens");
+        drop(open(&other).expect("opens"));
+        fs::remove_file(&link).expect("removed");
+        std::os::unix::fs::symlink(&other, &link).expect("linked");
+        assert!(OpenFile::identify(db, &link).is_none(), "the link leads elsewhere");
+    }
 }

@@ -12,6 +12,7 @@
 mod config;
 mod error;
 mod file;
+mod file_system;
 mod rows;
 mod wake;
 mod worker;
@@ -90,8 +91,7 @@ impl SqliteBackend {
         let shared = Shared { worker, waker, path: config.path, cleanup };
         let backend = Self { shared: Arc::new(shared) };
         backend.read("open", |_db| Ok(())).await?;
-        if file::is_remote(&backend.shared.path) {
-            let advice = remote_advice();
+        for advice in file_system::advice(&backend.shared.path) {
             tracing::warn!(subject = advice.subject(), "{advice}");
         }
         Ok(backend)
@@ -178,10 +178,11 @@ impl LockBackend for SqliteBackend {
         if let Some((dead, now)) = dead
             && self.shared.cleanup.admits(dead.expires_at, now)
         {
-            let backend = self.clone();
-            let clean_up = move |db: &Connection| rows::clean_up(db, dead.lock_id).map(Done::of);
             // On the side, and best effort: what is left is left to the next acquire.
-            tokio::spawn(async move { backend.write("cleanup", Kind::Write, clean_up).await });
+            self.shared.worker.send(Kind::Write, move |db, access| match access {
+                Access::Reading => Ok(None),
+                Access::Writing => rows::clean_up(db, dead.lock_id).map(Done::of).map(Some),
+            });
         }
         Ok(is_live)
     }
@@ -217,15 +218,7 @@ impl Inspector for SqliteBackend {
     }
 
     fn advice(&self) -> Inspection<'_, Vec<Advice>> {
-        let is_remote = file::is_remote(&self.shared.path);
-        Box::pin(async move { Ok(if is_remote { vec![remote_advice()] } else { vec![] }) })
+        let found = file_system::advice(&self.shared.path);
+        Box::pin(async move { Ok(found) })
     }
-}
-
-fn remote_advice() -> Advice {
-    Advice::new(
-        "network-file-system",
-        "the lock file is on a network file system, where SQLite cannot rely on locks: use a disk \
-         of this machine, or a server such as Redis or PostgreSQL for several machines",
-    )
 }

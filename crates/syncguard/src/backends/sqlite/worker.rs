@@ -82,13 +82,28 @@ impl Worker {
         T: Send + 'static,
         Work: FnMut(&Connection, Access) -> Result<Option<Done<T>>, Trouble> + Send + 'static,
     {
-        /// As good as for ever.
-        const LONGEST: Duration = Duration::from_hours(24 * 365);
         let (reply, answer) = oneshot::channel();
-        let give_up_at = Instant::now() + self.patience.min(LONGEST);
+        let give_up_at = self.give_up_at();
+        let reply = Some(reply);
         let call = Call { kind, work, reply, result: None, freed: None, give_up_at };
         self.queue.push(Box::new(call));
         answer.await.unwrap_or_else(|_closed| Err(error::gone()))
+    }
+
+    /// Lets the worker do something whose outcome does not matter. It needs no runtime.
+    pub(super) fn send<Work>(&self, kind: Kind, work: Work)
+    where
+        Work: FnMut(&Connection, Access) -> Result<Option<Done<()>>, Trouble> + Send + 'static,
+    {
+        let give_up_at = self.give_up_at();
+        let call = Call { kind, work, reply: None, result: None, freed: None, give_up_at };
+        self.queue.push(Box::new(call));
+    }
+
+    fn give_up_at(&self) -> Instant {
+        /// As good as no limit.
+        const LONGEST: Duration = Duration::from_hours(24 * 365);
+        Instant::now() + self.patience.min(LONGEST)
     }
 }
 
@@ -116,7 +131,8 @@ trait Job: Send {
 struct Call<T, Work> {
     kind: Kind,
     work: Work,
-    reply: oneshot::Sender<Result<T>>,
+    /// None where nobody waits for the outcome.
+    reply: Option<oneshot::Sender<Result<T>>>,
     result: Option<Result<T>>,
     freed: Option<Key>,
     give_up_at: Instant,
@@ -132,7 +148,7 @@ where
     }
 
     fn is_wanted(&self) -> bool {
-        !self.reply.is_closed()
+        self.reply.as_ref().is_none_or(|reply| !reply.is_closed())
     }
 
     fn give_up_at(&self) -> Instant {
@@ -159,8 +175,10 @@ where
     fn settle(self: Box<Self>, committed: Result<()>) {
         let Self { reply, result, .. } = *self;
         let result = committed.and_then(|()| result.unwrap_or_else(|| Err(error::gone())));
-        // Whoever has gone needs no answer.
-        drop(reply.send(result));
+        if let Some(reply) = reply {
+            // Whoever has gone needs no answer.
+            drop(reply.send(result));
+        }
     }
 }
 
@@ -235,6 +253,10 @@ impl Queue {
             }
             match commit(db, &mut batch) {
                 Ok(()) => {
+                    if !file.is_current() {
+                        // In a file that is no longer at the path: once more, in the other one.
+                        continue;
+                    }
                     let freed: Vec<Key> = batch.iter_mut().filter_map(|job| job.freed()).collect();
                     waker.tell(&freed);
                     return batch.into_iter().for_each(|job| job.settle(Ok(())));

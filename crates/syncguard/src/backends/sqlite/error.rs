@@ -64,28 +64,64 @@ mod tests {
 
     use super::*;
 
+    fn mapped(code: i32) -> Error {
+        let text = Some("canary".to_owned());
+        map(&rusqlite::Error::SqliteFailure(ffi::Error::new(code), text))
+    }
+
+    /// Every row of SQLite's column in ADR 032's table, and every primary result code that is an error.
     #[test]
-    fn codes_of_the_table() {
-        for (code, expected) in [
-            (ffi::SQLITE_CANTOPEN, ErrorCode::ServiceUnavailable),
-            (ffi::SQLITE_IOERR_FSYNC, ErrorCode::ServiceUnavailable),
-            (ffi::SQLITE_BUSY, ErrorCode::NetworkTimeout),
-            (ffi::SQLITE_LOCKED, ErrorCode::NetworkTimeout),
-            (ffi::SQLITE_READONLY, ErrorCode::AuthFailed),
-            (ffi::SQLITE_PERM, ErrorCode::AuthFailed),
-            (ffi::SQLITE_AUTH, ErrorCode::AuthFailed),
-            (ffi::SQLITE_FULL, ErrorCode::RateLimited),
-            (ffi::SQLITE_TOOBIG, ErrorCode::InvalidArgument),
-            (ffi::SQLITE_MISUSE, ErrorCode::InvalidArgument),
-            (ffi::SQLITE_CORRUPT, ErrorCode::Internal),
-            (ffi::SQLITE_NOTADB, ErrorCode::Internal),
-            (ffi::SQLITE_ERROR, ErrorCode::Internal),
-        ] {
-            let text = Some("canary".to_owned());
-            let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), text);
-            let mapped = map(&error);
-            assert_eq!(mapped.code(), expected, "{code}");
-            assert!(!format!("{mapped:?}").contains("canary"));
+    fn every_result_code_has_its_row() {
+        use ErrorCode::{
+            AuthFailed, Internal, InvalidArgument, NetworkTimeout, RateLimited, ServiceUnavailable,
+        };
+        let table = [
+            (ffi::SQLITE_ERROR, Internal),
+            (ffi::SQLITE_INTERNAL, Internal),
+            (ffi::SQLITE_PERM, AuthFailed),
+            (ffi::SQLITE_ABORT, Internal),
+            (ffi::SQLITE_BUSY, NetworkTimeout),
+            (ffi::SQLITE_LOCKED, NetworkTimeout),
+            (ffi::SQLITE_NOMEM, Internal),
+            (ffi::SQLITE_READONLY, AuthFailed),
+            (ffi::SQLITE_INTERRUPT, Internal),
+            (ffi::SQLITE_IOERR, ServiceUnavailable),
+            (ffi::SQLITE_CORRUPT, Internal),
+            (ffi::SQLITE_NOTFOUND, Internal),
+            (ffi::SQLITE_FULL, RateLimited),
+            (ffi::SQLITE_CANTOPEN, ServiceUnavailable),
+            (ffi::SQLITE_PROTOCOL, Internal),
+            (ffi::SQLITE_SCHEMA, Internal),
+            (ffi::SQLITE_TOOBIG, InvalidArgument),
+            (ffi::SQLITE_CONSTRAINT, Internal),
+            (ffi::SQLITE_MISMATCH, Internal),
+            (ffi::SQLITE_MISUSE, InvalidArgument),
+            (ffi::SQLITE_NOLFS, Internal),
+            (ffi::SQLITE_AUTH, AuthFailed),
+            (ffi::SQLITE_RANGE, Internal),
+            (ffi::SQLITE_NOTADB, Internal),
+        ];
+        for (code, expected) in table {
+            // An extended code says more, and is the same row.
+            for extended in [code, code | (1 << 8), code | (5 << 8)] {
+                let error = mapped(extended);
+                assert_eq!(error.code(), expected, "{extended}");
+                // Only a disk that fails leaves a doubt.
+                let is_doubtful = code == ffi::SQLITE_IOERR;
+                assert_eq!(error.may_have_taken_effect(), is_doubtful, "{extended}");
+                assert!(!format!("{error:?}").contains("canary"));
+                let cause = std::error::Error::source(&error).expect("a cause").to_string();
+                assert_eq!(cause, format!("SQLite answered {extended}"));
+            }
         }
+    }
+
+    #[test]
+    fn our_own_errors_have_their_rows() {
+        let busy = busy();
+        assert_eq!((busy.code(), busy.may_have_taken_effect()), (ErrorCode::NetworkTimeout, false));
+        assert_eq!(gone().code(), ErrorCode::Internal);
+        let odd = map(&rusqlite::Error::QueryReturnedNoRows);
+        assert_eq!((odd.code(), odd.may_have_taken_effect()), (ErrorCode::Internal, false));
     }
 }

@@ -1,7 +1,7 @@
 //! A TCP proxy that misbehaves on demand.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -32,6 +32,9 @@ pub struct Proxy {
     address: SocketAddr,
     fault: Arc<Mutex<Fault>>,
     to_port: Arc<AtomicU16>,
+    /// Connections up to this number lead nowhere.
+    stranded: Arc<AtomicU64>,
+    accepted: Arc<AtomicU64>,
     accepting: JoinHandle<()>,
 }
 
@@ -46,23 +49,30 @@ impl Proxy {
         let address = listener.local_addr().expect("an address");
         let fault = Arc::new(Mutex::new(Fault::None));
         let to_port = Arc::new(AtomicU16::new(to_port));
+        let (stranded, accepted) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let accepting = tokio::spawn({
-            let (fault, target) = (Arc::clone(&fault), Arc::clone(&to_port));
+            let (fault, stranded) = (Arc::clone(&fault), Arc::clone(&stranded));
+            let (accepted, target) = (Arc::clone(&accepted), Arc::clone(&to_port));
             async move {
                 while let Ok((client, _)) = listener.accept().await {
-                    let (fault, to_port) = (Arc::clone(&fault), target.load(Ordering::SeqCst));
+                    let (fault, stranded) = (Arc::clone(&fault), Arc::clone(&stranded));
+                    let number = accepted.fetch_add(1, Ordering::SeqCst) + 1;
+                    let to_port = target.load(Ordering::SeqCst);
                     tokio::spawn(async move {
                         if let Ok(server) = TcpStream::connect(("127.0.0.1", to_port)).await {
                             // What it holds back, it holds back on purpose.
                             client.set_nodelay(true).expect("a socket");
                             server.set_nodelay(true).expect("a socket");
-                            carry(client, server, &fault).await;
+                            carry(client, server, &fault, || {
+                                number <= stranded.load(Ordering::SeqCst)
+                            })
+                            .await;
                         }
                     });
                 }
             }
         });
-        Self { address, fault, to_port, accepting }
+        Self { address, fault, to_port, stranded, accepted, accepting }
     }
 
     /// The port of the proxy.
@@ -75,6 +85,12 @@ impl Proxy {
     /// are open stay where they are.
     pub fn retarget(&self, to_port: u16) {
         self.to_port.store(to_port, Ordering::SeqCst);
+    }
+
+    /// Swallows everything on the connections that there are, for good; new ones work. So does a path
+    /// look that has died without a word, when there is another.
+    pub fn strand(&self) {
+        self.stranded.store(self.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
     /// Misbehaves from now on, on all connections, or behaves again.
@@ -94,8 +110,16 @@ impl Drop for Proxy {
 }
 
 /// Carries bytes both ways until one side ends or a fault ends it.
-async fn carry(client: TcpStream, server: TcpStream, fault: &Mutex<Fault>) {
-    let now = || *fault.lock().expect("no panic inside");
+async fn carry(
+    client: TcpStream,
+    server: TcpStream,
+    fault: &Mutex<Fault>,
+    is_stranded: impl Fn() -> bool + Send + Sync,
+) {
+    let now = || match *fault.lock().expect("no panic inside") {
+        _ if is_stranded() => Fault::BlackHole,
+        fault => fault,
+    };
     let (mut requests, mut replies) = (vec![0; 16_384], vec![0; 16_384]);
     let (mut client, mut server) = (client, server);
     // What was swallowed is missing in the stream, so the connection cannot go on afterwards: like

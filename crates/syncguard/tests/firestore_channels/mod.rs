@@ -1,14 +1,20 @@
-//! A channel to Firestore that counts requests and has trouble with some.
+//! A channel to Firestore that counts requests, has trouble with some, and changes others.
+#![allow(dead_code, reason = "not every test uses all of it")]
+
+mod times;
 
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use http_body_util::{BodyExt, Full};
+use syncguard::LockId;
 use syncguard::firestore::tonic::body::Body;
-use syncguard::firestore::tonic::codegen::{Service, http};
+use syncguard::firestore::tonic::codegen::{Bytes, Service, http};
 use syncguard::firestore::tonic::transport::{Channel, Endpoint};
 use syncguard::firestore::tonic::{Code, Status};
 use test_support::FirestoreEmulator;
@@ -24,6 +30,10 @@ pub(crate) enum Trouble {
     Late(Code),
     /// The same, and the next read is refused.
     LostAndLast(Code),
+    /// Its answer comes this much later.
+    Slow(Duration),
+    /// Its answer ends after the first message.
+    CutShort,
 }
 
 /// Which request has trouble, what kind, and how often.
@@ -35,13 +45,42 @@ pub(crate) struct Channels {
     inner: Channel,
     seen: Arc<Mutex<HashMap<String, u32>>>,
     plans: Arc<Mutex<Vec<Plan>>>,
+    /// By how many seconds the server's clock seems to be ahead.
+    ahead: Arc<AtomicU64>,
+    /// Before which request the machine is paused, and for how long.
+    pausing: Arc<Mutex<Option<(&'static str, u64)>>>,
+    /// In queries the first id is replaced by the second.
+    swapped: Arc<Mutex<Option<[LockId; 2]>>>,
 }
 
 impl Channels {
     pub(crate) fn new(emulator: &FirestoreEmulator) -> Self {
         let endpoint = Endpoint::from_shared(format!("http://{}", emulator.host()));
         let inner = endpoint.expect("an address").connect_lazy();
-        Self { inner, seen: Arc::default(), plans: Arc::default() }
+        Self {
+            inner,
+            seen: Arc::default(),
+            plans: Arc::default(),
+            ahead: Arc::default(),
+            pausing: Arc::default(),
+            swapped: Arc::default(),
+        }
+    }
+
+    /// This machine was paused: by the server's time, so many seconds have passed that nobody here has
+    /// noticed.
+    pub(crate) fn pause_for(&self, secs: u64) {
+        self.ahead.fetch_add(secs, Ordering::SeqCst);
+    }
+
+    /// The same, when such a request has been made and before it arrives.
+    pub(crate) fn pause_before_next(&self, method: &'static str, secs: u64) {
+        *self.pausing.lock().expect("no panic inside") = Some((method, secs));
+    }
+
+    /// Whoever asks for the locks of one id gets those of another.
+    pub(crate) fn swap(&self, asked: LockId, answered: LockId) {
+        *self.swapped.lock().expect("no panic inside") = Some([asked, answered]);
     }
 
     pub(crate) fn have(&self, what: &'static str, trouble: Trouble, times: u32) {
@@ -81,6 +120,10 @@ impl Service<http::Request<Body>> for Channels {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
         *self.seen.lock().expect("no panic inside").entry(method.clone()).or_default() += 1;
+        let pausing = self.pausing.lock().expect("no panic inside").take_if(|due| due.0 == method);
+        if let Some((_, secs)) = pausing {
+            self.pause_for(secs);
+        }
         let trouble = self.trouble_with(&method);
         if let Some(Trouble::Refused(code)) = trouble {
             return Box::pin(async move { Err(Status::new(code, "canary")) });
@@ -88,10 +131,29 @@ impl Service<http::Request<Body>> for Channels {
         if let Some(Trouble::LostAndLast(_)) = trouble {
             self.have("BatchGetDocuments", Trouble::Refused(Code::Unavailable), 1);
         }
-        let answer = self.inner.call(request);
+        let swapped = *self.swapped.lock().expect("no panic inside");
+        let request = match swapped {
+            Some(ids) if method == "RunQuery" => request.map(|body| with_swapped(body, ids)),
+            _ => request,
+        };
+        let (answer, ahead) = (self.inner.call(request), Arc::clone(&self.ahead));
         Box::pin(async move {
             let answer = answer.await.map_err(|cause| Status::from_error(cause.into()))?;
+            let answer = match times::field_of(&method) {
+                Some(field) => answer.map(|body| with_moved_times(body, field, ahead)),
+                None => answer,
+            };
             match trouble {
+                Some(Trouble::Slow(by)) => {
+                    tokio::time::sleep(by).await;
+                    Ok(answer)
+                }
+                Some(Trouble::CutShort) => {
+                    let (parts, mut body) = answer.into_parts();
+                    let first = body.frame().await.and_then(Result::ok);
+                    let first = first.and_then(|frame| frame.into_data().ok()).unwrap_or_default();
+                    Ok(http::Response::from_parts(parts, Body::new(Full::new(first))))
+                }
                 Some(Trouble::Lost(code) | Trouble::LostAndLast(code)) => {
                     Err(Status::new(code, "canary"))
                 }
@@ -103,4 +165,26 @@ impl Service<http::Request<Body>> for Channels {
             }
         })
     }
+}
+
+fn with_moved_times(body: Body, field: u64, ahead: Arc<AtomicU64>) -> Body {
+    Body::new(body.map_frame(move |frame| {
+        let by_secs = ahead.load(Ordering::SeqCst);
+        frame.map_data(|data: Bytes| times::moved(&data, field, by_secs))
+    }))
+}
+
+/// Ids are of one length, so that one fits where the other was.
+fn with_swapped(body: Body, [asked, answered]: [LockId; 2]) -> Body {
+    Body::new(body.map_frame(move |frame| {
+        frame.map_data(|data: Bytes| {
+            let (mut data, asked) = (data.to_vec(), asked.expose().as_bytes());
+            let place = data.windows(asked.len()).position(|found| found == asked);
+            if let Some(place) = place {
+                let answered = answered.expose().as_bytes();
+                data[place..place + asked.len()].copy_from_slice(answered);
+            }
+            Bytes::from(data)
+        })
+    }))
 }

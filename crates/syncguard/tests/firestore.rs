@@ -11,8 +11,8 @@ use firestore_raw::{Raw, fields, integer, number_of, string, text_of};
 use syncguard::conformance::{Fixture, RawLock};
 use syncguard::firestore::FirestoreConfig;
 use syncguard::{
-    AnyBackend, Fence, FirestoreBackend, Key, Layer, LockId, TelemetryLayer, Timestamp,
-    TracingSink, explain_key,
+    AnyBackend, Fence, FirestoreBackend, Key, Layer, LockBackend, LockId, TelemetryLayer,
+    Timestamp, TracingSink, explain_key,
 };
 use test_support::{Fault, FirestoreEmulator, Proxy};
 
@@ -114,6 +114,17 @@ impl Fixture for FirestoreFixture {
         self.raw.set(&path, found).await;
         true
     }
+}
+
+/// Cryptography is chosen for the whole process only where a token is needed; see ADR 043.
+#[tokio::test]
+async fn an_emulator_leaves_the_cryptography_of_the_process_alone() {
+    if EMULATOR.is_none() {
+        return;
+    }
+    let backend = FirestoreFixture::direct().backend().await;
+    assert!(!backend.is_locked(&Key::new("any").expect("valid")).await.expect("works"));
+    assert!(rustls::crypto::CryptoProvider::get_default().is_none());
 }
 
 /// The kit, unless there is no emulator.

@@ -1,18 +1,22 @@
 //! The Firestore backend by clocks that are off: every client's own decides there.
 #![cfg(feature = "firestore")]
 
+mod firestore_channels;
 mod firestore_raw;
 mod servers;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use firestore_channels::{Channels, Trouble};
 use firestore_raw::Raw;
 use servers::{eventually, grant, key, request};
 use syncguard::firestore::FirestoreConfig;
+use syncguard::firestore::tonic::Code;
 use syncguard::{
-    Acquire, AcquireRequest, Clock, ErrorCode, Extend, ExtendRequest, FirestoreBackend, Hint,
-    LockBackend, Release, ReleaseRequest, SystemClock, Timestamp, Ttl,
+    Absence, Acquire, AcquireRequest, Clock, ErrorCode, Extend, ExtendRequest, FirestoreBackend,
+    Hint, Lease, LockBackend, LockOptions, Locker, Release, ReleaseRequest, SystemClock, Timestamp,
+    Ttl,
 };
 use test_support::FirestoreEmulator;
 
@@ -128,4 +132,111 @@ async fn clocks_that_differ_within_the_tolerance_never_make_two_holders() {
         take_over(emulator, 2_500, -2_500),
         take_over(emulator, -5_000, 5_000),
     );
+}
+
+/// A backend whose server's time can run away, as it does for a machine that is paused.
+async fn pausable(emulator: &FirestoreEmulator) -> (FirestoreBackend, Channels) {
+    let channels = Channels::new(emulator);
+    let config = config(emulator).channel(channels.clone());
+    let backend = FirestoreBackend::connect(config).await.expect("connects");
+    // The first answer is late, because the connection is made for it.
+    assert!(!backend.is_locked(&key("any")).await.expect("works"));
+    (backend, channels)
+}
+
+fn extend(request: &AcquireRequest, lease: &Lease) -> ExtendRequest {
+    let hint = Hint::key(request.key().clone()).with_receipt(lease.receipt().cloned());
+    ExtendRequest::new(request.lock_id(), Ttl::DEFAULT).with_hint(hint)
+}
+
+fn is_expired(extended: &Extend) -> bool {
+    matches!(extended, Extend::NotHeld(Absence::Expired))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_extend_after_a_pause_of_all_clocks_is_not_believed() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let raw = Raw::new(emulator.port());
+    // The lock is dead by the time of the commit, though not by any clock here. What was revived in the
+    // first case is gone, and what is dead in the second one stays so.
+    for (pause_secs, is_left) in [(35, false), (95, true)] {
+        let (backend, channels) = pausable(&emulator).await;
+        let name = format!("paused {pause_secs}");
+        let request = AcquireRequest::new(key(&name), Ttl::DEFAULT).expect("randomness");
+        let Acquire::Acquired(lease) = backend.acquire(&request).await.expect("works") else {
+            panic!("it is free")
+        };
+        channels.pause_for(pause_secs);
+        let ttl = Ttl::new(Duration::from_mins(1)).expect("valid");
+        let extend = ExtendRequest::new(request.lock_id(), ttl)
+            .with_hint(Hint::key(key(&name)).with_receipt(lease.receipt().cloned()));
+        let extended = backend.extend(&extend).await.expect("works");
+        assert!(is_expired(&extended), "{pause_secs}: {extended:?}");
+        assert_eq!(raw.get(&format!("locks/{name}")).await.is_some(), is_left, "{pause_secs}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_pause_of_all_clocks_extends_nothing_and_the_end_is_told() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let (backend, channels) = pausable(&emulator).await;
+    let (request, lease) = grant(&backend, "k").await;
+    // Alive, and for less time than a holder would believe.
+    channels.pause_for(20);
+    for is_first in [true, false] {
+        let error = backend.extend(&extend(&request, &lease)).await.expect_err("the clock is off");
+        assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+        assert!(error.to_string().contains("clock"), "{error}");
+        // The first one wrote before it knew.
+        assert_eq!(error.may_have_taken_effect(), is_first, "{error:?}");
+    }
+    // By the server's time it is over; by no clock here is it.
+    channels.pause_for(20);
+    let extended = backend.extend(&extend(&request, &lease)).await.expect("it is over");
+    assert!(is_expired(&extended), "{extended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_is_told_of_its_loss_after_a_pause_of_all_clocks() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let (backend, channels) = pausable(&emulator).await;
+    // Renewed after 8 s. Whoever believes that renewal is told after 32 s.
+    let ttl = Ttl::new(Duration::from_secs(24)).expect("valid");
+    let options = LockOptions::default().ttl(ttl).renew();
+    let locker = Locker::builder(backend).options(options).build().expect("a runtime");
+    let guard = locker.lock("k").await.expect("free");
+    channels.pause_for(60);
+    let lost = tokio::time::timeout(Duration::from_secs(20), guard.lost()).await;
+    lost.expect("told");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_after_a_pause_of_all_clocks_is_not_believed() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    // Between the read and the commit, so that only the commit can tell.
+    let (backend, channels) = pausable(&emulator).await;
+    channels.pause_before_next("Commit", 60);
+    let error = backend.acquire(&request("a")).await.expect_err("the clock is off");
+    assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+    assert!(error.may_have_taken_effect(), "{error:?}");
+    // The answer is lost, and the look finds the lock and the pause.
+    let (backend, channels) = pausable(&emulator).await;
+    channels.pause_before_next("Commit", 60);
+    channels.have("Commit", Trouble::Lost(Code::Unavailable), 1);
+    let error = backend.acquire(&request("b")).await.expect_err("the clock is off");
+    assert!(error.may_have_taken_effect(), "{error:?}");
+    // A replay finds its lock and the pause.
+    let (backend, channels) = pausable(&emulator).await;
+    let (replayed, _) = grant(&backend, "c").await;
+    channels.pause_for(60);
+    let error = backend.acquire(&replayed).await.expect_err("the clock is off");
+    assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+    assert!(error.may_have_taken_effect(), "{error:?}");
+    // So does an extend whose answer is lost.
+    let (backend, channels) = pausable(&emulator).await;
+    let (held, lease) = grant(&backend, "d").await;
+    channels.pause_before_next("Commit", 60);
+    channels.have("Commit", Trouble::Lost(Code::Unavailable), 1);
+    let error = backend.extend(&extend(&held, &lease)).await.expect_err("the clock is off");
+    assert!(error.may_have_taken_effect(), "{error:?}");
 }

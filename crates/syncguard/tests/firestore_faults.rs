@@ -231,6 +231,32 @@ async fn an_answer_that_cannot_be_found_stays_unknown() {
     let error = backend.acquire(&self::request("then")).await.expect_err("nobody knows");
     assert!(error.may_have_taken_effect(), "{error:?}");
     assert!(backend.is_locked(&key("then")).await.expect("works"), "it had happened");
+    // The same with the last conflict that is ridden out.
+    channels.have("Commit", Trouble::Refused(Code::Aborted), 5);
+    channels.have("Commit", Trouble::LostAndLast(Code::Aborted), 1);
+    let error = backend.acquire(&self::request("last")).await.expect_err("nobody knows");
+    assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+    assert!(error.may_have_taken_effect(), "{error:?}");
+    assert!(backend.is_locked(&key("last")).await.expect("works"), "it had happened");
+    // If somebody can look, it is found.
+    channels.have("Commit", Trouble::Refused(Code::Aborted), 5);
+    channels.have("Commit", Trouble::Lost(Code::Aborted), 1);
+    grant(&backend, "found").await;
+    // A release, and an extend, that end with conflicts may have happened, and so may those that cannot
+    // look after one.
+    let (held, lease) = grant(&backend, "conflicts").await;
+    let hint = Hint::key(key("conflicts")).with_receipt(lease.receipt().cloned());
+    let extend = ExtendRequest::new(held.lock_id(), Ttl::DEFAULT).with_hint(hint.clone());
+    let release = ReleaseRequest::new(held.lock_id()).with_hint(hint);
+    channels.have("Commit", Trouble::Refused(Code::Aborted), 7);
+    let error = backend.extend(&extend).await.expect_err("conflicts");
+    assert!(error.may_have_taken_effect(), "{error:?}");
+    channels.have("Commit", Trouble::LostAndLast(Code::Aborted), 1);
+    let error = backend.extend(&extend).await.expect_err("nobody knows");
+    assert!(error.may_have_taken_effect(), "{error:?}");
+    channels.have("Commit", Trouble::Refused(Code::Aborted), 7);
+    let error = backend.release(&release).await.expect_err("conflicts");
+    assert!(error.may_have_taken_effect(), "{error:?}");
     // The look fails too.
     let (held, lease) = grant(&backend, "held").await;
     let hint = Hint::key(key("held")).with_receipt(lease.receipt().cloned());

@@ -149,6 +149,15 @@ impl ClockCheck {
         }
     }
 
+    /// The server's time, if it was compared: the earliest that it can be. `None` where nobody looks.
+    pub(super) fn earliest_server_time(&self, now: Moment) -> Option<Timestamp> {
+        self.limits?;
+        let known = self.state().known?;
+        let latest_lead = known.ahead.saturating_add(known.uncertainty_at(now));
+        let earliest = signed(now.wall).saturating_sub(latest_lead);
+        u64::try_from(earliest).ok().map(Timestamp::from_millis)
+    }
+
     /// By how much the clock may be off at most, if it was compared, and whether that is worth
     /// telling.
     pub(super) fn worst(&self, now: Moment) -> Option<(Duration, bool)> {
@@ -233,6 +242,19 @@ mod tests {
         let (clocks, check) = (Clocks::new(), ClockCheck::new(Some(Limits::default())));
         check.note(time(1005), clocks.at(1000), clocks.at_both(210, 1010));
         assert!(check.approve(clocks.at_both(210, 1010)).is_err());
+    }
+
+    #[test]
+    fn clocks_that_stood_still_together_are_found_out_by_the_server() {
+        let (clocks, check) = (Clocks::new(), ClockCheck::new(Some(Limits::default())));
+        check.note(time(1005), clocks.at(1000), clocks.at(1010));
+        // A minute passes for everybody else, and nothing here tells.
+        check.approve(clocks.at(1020)).expect("as good as before");
+        check.note(time(61_025), clocks.at(1020), clocks.at(1030));
+        assert!(check.approve(clocks.at(1030)).is_err());
+        let earliest = check.earliest_server_time(clocks.at(1030)).expect("compared");
+        assert!(earliest > time(61_000) && earliest <= time(61_030), "{earliest:?}");
+        assert_eq!(ClockCheck::new(None).earliest_server_time(clocks.at(1030)), None);
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub(super) fn timeout() -> Error {
 
 /// Documents keep changing while we look at them.
 pub(super) fn conflict() -> Error {
-    Error::new(ErrorCode::ServiceUnavailable, "the lock's document keeps changing").without_effect()
+    Error::new(ErrorCode::ServiceUnavailable, "the lock's document keeps changing")
 }
 
 /// No credentials, or none that work.
@@ -106,4 +106,132 @@ pub(super) fn clock_is_off(ahead_ms: i64, uncertainty_ms: i64) -> Error {
 /// An answer that makes no sense.
 pub(super) fn nonsense() -> Error {
     Error::new(ErrorCode::Internal, "firestore answered something that makes no sense")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    /// All codes of gRPC that are errors, with the row that they are in.
+    const TABLE: [(Code, ErrorCode); 16] = [
+        (Code::Cancelled, ErrorCode::NetworkTimeout),
+        (Code::Unknown, ErrorCode::Internal),
+        (Code::InvalidArgument, ErrorCode::InvalidArgument),
+        (Code::DeadlineExceeded, ErrorCode::NetworkTimeout),
+        (Code::NotFound, ErrorCode::InvalidArgument),
+        (Code::AlreadyExists, ErrorCode::Internal),
+        (Code::PermissionDenied, ErrorCode::AuthFailed),
+        (Code::ResourceExhausted, ErrorCode::RateLimited),
+        (Code::FailedPrecondition, ErrorCode::InvalidArgument),
+        (Code::Aborted, ErrorCode::ServiceUnavailable),
+        (Code::OutOfRange, ErrorCode::InvalidArgument),
+        (Code::Unimplemented, ErrorCode::Internal),
+        (Code::Internal, ErrorCode::ServiceUnavailable),
+        (Code::Unavailable, ErrorCode::ServiceUnavailable),
+        (Code::DataLoss, ErrorCode::Internal),
+        (Code::Unauthenticated, ErrorCode::AuthFailed),
+    ];
+
+    fn row_of(code: Code) -> ErrorCode {
+        TABLE.into_iter().find(|(known, _)| *known == code).expect("all are listed").1
+    }
+
+    #[test]
+    fn every_code_has_its_row() {
+        for (code, expected) in TABLE {
+            // Words in the message change nothing.
+            for words in ["canary", "PERMISSION_DENIED canary", "Transaction is invalid or closed."]
+            {
+                let error = map(&Status::new(code, words));
+                assert_eq!(error.code(), expected, "{code:?}");
+                assert!(!format!("{error} {error:?}").contains("canary"), "{error:?}");
+                let cause = error.source().expect("a cause").to_string();
+                assert_eq!(cause, format!("gRPC {code:?}"));
+            }
+        }
+    }
+
+    #[test]
+    fn what_did_not_come_from_the_server_is_the_way_to_it() {
+        for (code, _) in TABLE {
+            let mut lost = Status::new(code, "canary");
+            lost.set_source(std::sync::Arc::new(Cause("canary".to_owned())));
+            let error = map(&lost);
+            assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{code:?}");
+            assert!(!format!("{error} {error:?}").contains("canary"), "{error:?}");
+            assert!(!is_conflict(&lost), "{code:?}: only the server's own word is a conflict");
+            let is_one =
+                [Code::Aborted, Code::AlreadyExists, Code::FailedPrecondition, Code::NotFound]
+                    .contains(&code);
+            assert_eq!(is_conflict(&Status::new(code, "")), is_one, "{code:?}");
+        }
+        let late = Status::from_error(Box::new(TimeoutExpired(())));
+        assert_eq!(map(&late).code(), ErrorCode::NetworkTimeout);
+    }
+
+    #[test]
+    fn our_own_errors_have_their_rows() {
+        let table = [
+            (timeout(), ErrorCode::NetworkTimeout, true),
+            (conflict(), ErrorCode::ServiceUnavailable, true),
+            (no_credentials(), ErrorCode::AuthFailed, false),
+            (credentials_unavailable(), ErrorCode::ServiceUnavailable, false),
+            (clock_is_off(-700, 3), ErrorCode::ServiceUnavailable, false),
+            (nonsense(), ErrorCode::Internal, true),
+        ];
+        for (error, code, is_doubtful) in table {
+            assert_eq!(
+                (error.code(), error.may_have_taken_effect()),
+                (code, is_doubtful),
+                "{error}"
+            );
+        }
+    }
+
+    /// What the TypeScript implementation makes of the same trouble. It goes by the words of a message;
+    /// where that gives another row, ours is the one of ADR 032.
+    #[test]
+    fn vectors_of_error_codes() {
+        let vectors = include_str!("../../../tests/vectors/error_mapping_firestore.json");
+        let vectors: Vec<Value> = serde_json::from_str(vectors).expect("JSON");
+        let (mut same, mut departures) = (0, Vec::new());
+        for vector in &vectors {
+            // What has no gRPC code did not come from a server: it is no answer, or none of gRPC's.
+            let message = vector["input"]["message"].as_str().unwrap_or_default();
+            let (number, words) = message.split_once(' ').unwrap_or(("", message));
+            let Ok(number) = number.parse::<i32>() else {
+                departures.push(message);
+                continue;
+            };
+            let code = Code::from_i32(number);
+            let ours = map(&Status::new(code, words)).code();
+            assert_eq!(ours, row_of(code), "{message}");
+            if vector["code"] == ours.as_str() {
+                same += 1;
+            } else {
+                departures.push(message);
+            }
+        }
+        assert_eq!(same, 15, "{departures:?}");
+        let expected = [
+            // Rows that ADR 032 has and it has not.
+            "1 CANCELLED: x",
+            "5 NOT_FOUND: x",
+            "11 OUT_OF_RANGE: x",
+            // Words: here there are no transactions, and codes decide.
+            "Transaction is invalid or closed.",
+            "3 INVALID_ARGUMENT: Transaction is invalid or closed.",
+            "14 UNAVAILABLE: PERMISSION_DENIED by proxy",
+            // Not from gRPC: a path is never built from a key with a slash, an unknown error is none of
+            // a server, and a cancelled call never reaches the backend.
+            "Value for argument \"documentPath\" must point to a document, but was \"a/b\".",
+            "boom",
+            "",
+        ];
+        assert_eq!(departures, expected);
+    }
 }

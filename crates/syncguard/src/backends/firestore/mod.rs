@@ -8,6 +8,8 @@
 //!
 //! See `docs/specs/firestore.md` for what can make fences go backwards here.
 
+mod admin;
+mod change;
 mod clock_check;
 mod config;
 mod error;
@@ -31,19 +33,18 @@ use crate::common::fence::{Fence, Fenced};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{Timestamp, is_live};
-use crate::common::ttl::Ttl;
 use crate::contract::LockBackend;
-use crate::contract::advice::Advice;
 use crate::contract::capabilities::{Capabilities, TimeAuthority};
-use crate::contract::inspect::{Cursor, Inspection, Inspector, Page};
-use crate::contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
-use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, Receipt, ReleaseRequest};
+use crate::contract::inspect::Inspector;
+use crate::contract::outcome::{Acquire, Extend, Extension, Lease, Release};
+use crate::contract::request::{AcquireRequest, ExtendRequest, Receipt, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
 use crate::contract::wake::WakeUps;
+use change::{Change, Changed};
 pub use config::FirestoreConfig;
 use names::Names;
 use record::{Record, Version};
-use requests::{Commit, Conflict, Requests};
+use requests::{Commit, Requests};
 use wake::Waker;
 
 const NAME: &str = "firestore";
@@ -83,34 +84,6 @@ struct Held {
     document: String,
     version: Version,
     expires_at: Timestamp,
-}
-
-/// What is done to a lock that is held.
-#[derive(Clone, Copy)]
-enum Change {
-    Release,
-    Extend(Ttl),
-}
-
-/// A change that was made.
-struct Changed {
-    document: String,
-    version: Option<Version>,
-    now: Timestamp,
-}
-
-/// What came of a change.
-enum Attempt {
-    Done(Changed),
-    Conflict(Conflict),
-    /// The lock is dead.
-    TooLate,
-}
-
-/// The lock of an id, and what must be deleted with it.
-struct Resolved {
-    lock: Result<Record, Absence>,
-    debris: Vec<Record>,
 }
 
 impl FirestoreBackend {
@@ -198,8 +171,13 @@ impl LockBackend for FirestoreBackend {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
-        let acquired = self.try_acquire(request).await;
-        acquired.map_err(|error| named(error.with_key(request.key()), "acquire"))
+        let mut has_conflicted = false;
+        let acquired = self.try_acquire(request, &mut has_conflicted).await;
+        acquired.map_err(|error| {
+            // A conflict is no proof that a commit did not happen.
+            let error = if has_conflicted { error.after_effect() } else { error };
+            named(error.with_key(request.key()), "acquire")
+        })
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
@@ -264,22 +242,20 @@ impl LockBackend for FirestoreBackend {
 }
 
 impl FirestoreBackend {
-    async fn try_acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+    async fn try_acquire(
+        &self,
+        request: &AcquireRequest,
+        has_conflicted: &mut bool,
+    ) -> Result<Acquire> {
         let (requests, key) = (&self.shared.requests, request.key());
         let [lock, counter] = self.shared.names.documents(key)?;
         let mut refused = None;
         for round in 0..ROUNDS {
             pause(round).await;
-            let read = requests.read([&lock, &counter]).await;
-            // A conflict is no proof that a commit did not happen.
-            let [found, number] =
-                read.map_err(|error| if round > 0 { error.after_effect() } else { error })?;
+            let [found, number] = requests.read([&lock, &counter]).await?;
             let found = found.map(Record::read).transpose()?;
-            if let Some(outcome) = self.refusal(found.as_ref(), request) {
-                // Our own record, dead by now, of a commit that was answered with a conflict.
-                let is_late = round > 0 && matches!(outcome, Acquire::Spent);
-                let late = Acquire::Contended { free_in: Some(Duration::ZERO) };
-                return Ok(if is_late { late } else { outcome });
+            if let Some(outcome) = self.answer(found.as_ref(), request, *has_conflicted).await? {
+                return Ok(outcome);
             }
             let fence = Fence::after(record::read_counter(number.as_ref())?)?;
             requests.approve_clock().await?;
@@ -302,12 +278,15 @@ impl FirestoreBackend {
                 requests::set(&lock, record::lock_fields(&taken), versions[1]),
             ];
             match requests.commit(writes).await {
-                Ok(Commit::Done(versions)) => {
+                Ok(Commit::Done(committed)) => {
+                    // The commit has a time too: all clocks here may have stood still since the read.
+                    requests.known_clock().map_err(Error::after_effect)?;
                     fence.warn_near_the_end(key);
-                    let version = versions.into_iter().next_back().flatten();
+                    let version = committed.last_version();
                     return Ok(granted(fence, expires_at, request.lock_id(), lock, version));
                 }
                 Ok(Commit::Conflict(conflict)) => {
+                    *has_conflicted = true;
                     refused = (!conflict.is_race).then_some((versions, conflict.error));
                 }
                 Err(error) if error.may_have_taken_effect() => {
@@ -316,9 +295,12 @@ impl FirestoreBackend {
                 Err(error) => return Err(error),
             }
         }
-        // Others were faster each time: so it is theirs.
-        let looked = self.look_again(request, &lock).await;
-        Ok(looked.unwrap_or(Acquire::Contended { free_in: None }))
+        // Others were faster each time, unless the last conflict was none. Who cannot look does not
+        // know.
+        let [found] = requests.read([&lock]).await?;
+        let found = found.map(Record::read).transpose()?;
+        let outcome = self.answer(found.as_ref(), request, *has_conflicted).await?;
+        Ok(outcome.unwrap_or(Acquire::Contended { free_in: None }))
     }
 
     /// The answer to an acquire was lost; what is there tells whether it was granted. If not, it may
@@ -326,8 +308,30 @@ impl FirestoreBackend {
     async fn look_again(&self, request: &AcquireRequest, lock: &str) -> Option<Acquire> {
         let [found] = self.shared.requests.read([lock]).await.ok()?;
         let found = Record::read(found?).ok()?;
-        let outcome = self.refusal(Some(&found), request);
+        let outcome = self.answer(Some(&found), request, false).await.ok()?;
         outcome.filter(|outcome| matches!(outcome, Acquire::Acquired(_)))
+    }
+
+    /// What was read says to an acquire; `None` when the lock is free. What was granted before is
+    /// granted again only by a clock that can be trusted.
+    async fn answer(
+        &self,
+        found: Option<&Record>,
+        request: &AcquireRequest,
+        has_conflicted: bool,
+    ) -> Result<Option<Acquire>> {
+        let mut outcome = self.refusal(found, request);
+        if matches!(outcome, Some(Acquire::Acquired(_))) {
+            self.shared.requests.approve_clock().await.map_err(Error::after_effect)?;
+            outcome = self.refusal(found, request);
+        }
+        Ok(match outcome {
+            // Our own record, dead by now, of a commit that was answered with a conflict.
+            Some(Acquire::Spent) if has_conflicted => {
+                Some(Acquire::Contended { free_in: Some(Duration::ZERO) })
+            }
+            outcome => outcome,
+        })
     }
 
     /// What a record says to an acquire; `None` when the lock is free.
@@ -344,146 +348,6 @@ impl FirestoreBackend {
                 Some(Acquire::Contended { free_in: Some(lock.expires_at.dead_in(now)) })
             }
             (false, false) => None,
-        }
-    }
-
-    /// Changes the lock that an id holds, whatever others do meanwhile.
-    async fn change(
-        &self,
-        lock_id: LockId,
-        hint: &Hint,
-        change: Change,
-    ) -> Result<Result<Changed, Absence>> {
-        let held = hint.receipt.as_ref().and_then(Receipt::get::<Held>);
-        let is_ours =
-            |held: &&Held| held.lock_id == lock_id && self.shared.names.is_lock(&held.document);
-        if let Some(held) = held.filter(is_ours) {
-            let place = (held.document.as_str(), held.version, held.expires_at);
-            if let Attempt::Done(changed) = self.commit(lock_id, place, &[], change).await? {
-                return Ok(Ok(changed));
-            }
-            // It is not what the guard remembers.
-        }
-        let mut refused = None;
-        for round in 0..ROUNDS {
-            pause(round).await;
-            let Resolved { lock, debris } = self.resolve(lock_id, hint).await?;
-            let record = match lock {
-                Ok(record) => record,
-                Err(absence) => {
-                    if !debris.is_empty() {
-                        let deletions = debris.iter().map(deletion).collect();
-                        // What cannot be deleted now is found again.
-                        drop(self.shared.requests.commit(deletions).await);
-                    }
-                    return Ok(Err(absence));
-                }
-            };
-            if let Some((before, error)) = refused.take()
-                && before == record.version
-            {
-                return Err(error);
-            }
-            let place = (record.name.as_str(), record.version, record.lock.expires_at);
-            match self.commit(lock_id, place, &debris, change).await? {
-                Attempt::Done(changed) => return Ok(Ok(changed)),
-                Attempt::Conflict(conflict) if !conflict.is_race && debris.is_empty() => {
-                    refused = Some((record.version, conflict.error));
-                }
-                Attempt::Conflict(_) | Attempt::TooLate => {}
-            }
-        }
-        Err(error::conflict())
-    }
-
-    /// Makes a change in one commit, if the lock is still alive.
-    async fn commit(
-        &self,
-        lock_id: LockId,
-        (document, version, expires_at): (&str, Version, Timestamp),
-        debris: &[Record],
-        change: Change,
-    ) -> Result<Attempt> {
-        let requests = &self.shared.requests;
-        if matches!(change, Change::Extend(_)) {
-            requests.approve_clock().await?;
-        }
-        let now = requests.now();
-        if !is_live(expires_at, now) {
-            return Ok(Attempt::TooLate);
-        }
-        let mut writes: Vec<api::Write> = debris.iter().map(deletion).collect();
-        writes.push(change.write(document, version, now));
-        let changed = |version| Changed { document: document.to_owned(), version, now };
-        match requests.commit(writes).await {
-            Ok(Commit::Done(versions)) => {
-                Ok(Attempt::Done(changed(versions.into_iter().next_back().flatten())))
-            }
-            Ok(Commit::Conflict(conflict)) => Ok(Attempt::Conflict(conflict)),
-            Err(error) if error.may_have_taken_effect() => {
-                // The answer was lost; what is there tells whether it happened.
-                let Ok([found]) = requests.read([document]).await else { return Err(error) };
-                match found.map(Record::read).transpose() {
-                    Ok(found) if change.is_seen_in(found.as_ref(), lock_id, now) => {
-                        Ok(Attempt::Done(changed(found.map(|found| found.version))))
-                    }
-                    _ => Err(error),
-                }
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Finds the lock of an id: where the hint says, or else by the id.
-    async fn resolve(&self, lock_id: LockId, hint: &Hint) -> Result<Resolved> {
-        if let Some(key) = &hint.key {
-            let [lock, _] = self.shared.names.documents(key)?;
-            let [found] = self.shared.requests.read([&lock]).await?;
-            // What makes no sense there is not ours, unless the id says so.
-            let found = found.and_then(|found| Record::read(found).ok());
-            let is_ours = |record: &Record| {
-                let is_live = is_live(record.lock.expires_at, self.shared.requests.now());
-                record.lock.lock_id == lock_id && is_live
-            };
-            if let Some(record) = found.filter(is_ours) {
-                return Ok(Resolved { lock: Ok(record), debris: Vec::new() });
-            }
-        }
-        let found = self.find(lock_id).await?;
-        let now = self.shared.requests.now();
-        let is_single = found.len() == 1;
-        let (mut live, dead): (Vec<Record>, Vec<Record>) =
-            found.into_iter().partition(|record| is_live(record.lock.expires_at, now));
-        let lock = match (live.pop(), dead.is_empty()) {
-            (Some(record), _) if live.is_empty() => Ok(record),
-            // Which of them is meant nobody can know.
-            (Some(_), _) => Err(Absence::Unknown),
-            (None, true) => Err(Absence::NotFound),
-            (None, false) => Err(Absence::Expired),
-        };
-        // A dead record alone stays, so that the next answer is the same.
-        Ok(Resolved { lock, debris: if is_single { Vec::new() } else { dead } })
-    }
-}
-
-impl Change {
-    fn write(self, document: &str, version: Version, now: Timestamp) -> api::Write {
-        match self {
-            Self::Release => requests::delete(document, version),
-            Self::Extend(ttl) => {
-                requests::update(document, record::expiry_field(now.expiry(ttl)), version)
-            }
-        }
-    }
-
-    /// Whether what is there is what this leaves behind.
-    fn is_seen_in(self, found: Option<&Record>, lock_id: LockId, now: Timestamp) -> bool {
-        match (self, found) {
-            (Self::Release, found) => found.is_none(),
-            (Self::Extend(ttl), Some(Record { lock, .. })) => {
-                lock.lock_id == lock_id && lock.expires_at == now.expiry(ttl)
-            }
-            (Self::Extend(_), None) => false,
         }
     }
 }
@@ -513,44 +377,4 @@ fn receipt(
     expires_at: Timestamp,
 ) -> Option<Receipt> {
     Some(Receipt::new(Held { lock_id, document, version: version?, expires_at }))
-}
-
-impl Inspector for FirestoreBackend {
-    fn list<'a>(&'a self, after: Option<&'a Cursor>) -> Inspection<'a, Page> {
-        let after = after.map_or("", Cursor::place);
-        Box::pin(async move {
-            let listed = self.shared.requests.list(after).await;
-            let (documents, next) = listed.map_err(|error| named(error, "list"))?;
-            let now = self.shared.requests.now();
-            // A document that makes no sense is no lock; the operations on its key say so.
-            let records = documents.into_iter().filter_map(|document| Record::read(document).ok());
-            let locks = records.map(|record| record.lock);
-            let live = locks.filter(|lock| is_live(lock.expires_at, now)).collect();
-            Ok(Page::new(live, (!next.is_empty()).then(|| Cursor::new(next))))
-        })
-    }
-
-    fn advice(&self) -> Inspection<'_, Vec<Advice>> {
-        Box::pin(async move {
-            self.shared.requests.touch().await.map_err(|error| named(error, "advice"))?;
-            let mut found = Vec::new();
-            if self.shared.is_emulator {
-                found.push(Advice::new(
-                    "emulator",
-                    "this is an emulator: its locks and fences end with it",
-                ));
-            }
-            if let Some(worst) = self.shared.requests.clock_error() {
-                found.push(Advice::new(
-                    "clock",
-                    format!(
-                        "the clock of this machine may be {} ms off firestore's: locks are granted by \
-                         it; synchronize it (NTP)",
-                        worst.as_millis()
-                    ),
-                ));
-            }
-            Ok(found)
-        })
-    }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use google_cloud_auth::credentials::{Builder, CacheableResource, Credentials};
 use googleapis_tonic_google_firestore_v1::google::firestore::v1 as api;
+use tokio::sync::watch;
 use tonic::codegen::http;
 use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 use tonic::transport::{ClientTlsConfig, Endpoint};
@@ -33,7 +34,9 @@ use api::write::Operation;
 
 /// Sends requests to one database.
 pub(super) struct Requests {
-    client: FirestoreClient<Transport>,
+    channel: watch::Sender<OpenChannel>,
+    /// How to open another channel. A caller's own cannot be replaced.
+    opener: Option<Opener>,
     credentials: Option<Credentials>,
     /// They have worked before.
     has_credentials: AtomicBool,
@@ -45,12 +48,41 @@ pub(super) struct Requests {
     patience: Duration,
 }
 
+/// The channel that requests are sent on.
+#[derive(Clone)]
+struct OpenChannel {
+    client: FirestoreClient<Transport>,
+    /// How many came before it.
+    number: u64,
+}
+
+/// What a channel is opened with.
+struct Opener {
+    emulator: Option<String>,
+    connect_timeout: Duration,
+}
+
 /// The answer to a write.
 pub(super) enum Commit {
-    /// It happened; the new versions of the documents.
-    Done(Vec<Option<Version>>),
+    /// It happened.
+    Done(Committed),
     /// A document was not what the write demanded, or somebody else was writing; nothing happened.
     Conflict(Conflict),
+}
+
+/// A write that happened.
+pub(super) struct Committed {
+    /// The new versions of the documents.
+    versions: Vec<Option<Version>>,
+    /// When, by the server's clock.
+    pub(super) at: Option<Timestamp>,
+}
+
+impl Committed {
+    /// The new version of the document that was written last.
+    pub(super) fn last_version(&self) -> Option<Version> {
+        self.versions.last().copied().flatten()
+    }
 }
 
 /// Why a write was refused.
@@ -63,24 +95,30 @@ pub(super) struct Conflict {
 
 impl Requests {
     pub(super) fn new(config: FirestoreConfig, names: Names) -> Result<Self> {
-        crypto::install();
+        if config.emulator.is_none() {
+            // The crate that gets tokens has no other way to be told which cryptography to use.
+            crypto::install();
+        }
         // Nobody encrypts what is sent to an emulator, so it gets nothing that is worth anything.
         let credentials = match (config.credentials, &config.emulator) {
             (_, Some(_)) => None,
             (Some(credentials), None) => Some(credentials),
             (None, None) => Some(find_credentials()?),
         };
-        let transport = match config.transport {
-            Some(transport) => transport,
-            None => open(config.emulator.as_deref(), config.connect_timeout)?,
+        let opener = Opener { emulator: config.emulator, connect_timeout: config.connect_timeout };
+        let (transport, opener) = match config.transport {
+            Some(transport) => (transport, None),
+            None => (opener.open()?, Some(opener)),
         };
+        let channel = OpenChannel { client: FirestoreClient::new(transport), number: 0 };
         let header = |text: String| {
             text.parse().map_err(|_cause| {
                 Error::invalid("the names of project and database must be printable ASCII")
             })
         };
         Ok(Self {
-            client: FirestoreClient::new(transport),
+            channel: watch::Sender::new(channel),
+            opener,
             credentials,
             has_credentials: AtomicBool::new(false),
             headers: [
@@ -96,6 +134,31 @@ impl Requests {
 
     pub(super) fn patience(&self) -> Duration {
         self.patience
+    }
+
+    /// The channel in use.
+    fn open_channel(&self) -> OpenChannel {
+        self.channel.borrow().clone()
+    }
+
+    /// Hears when another channel takes the place of the one in use.
+    pub(super) fn replacements(&self) -> watch::Receiver<impl Sized + use<>> {
+        self.channel.subscribe()
+    }
+
+    /// Opens another channel: nothing was answered on this one, and a path that is dead is noticed by
+    /// its keep-alive only when the locks are lost.
+    fn replace_channel(&self, number: u64) {
+        let Some(opener) = &self.opener else { return };
+        self.channel.send_if_modified(|channel| {
+            // Of several requests that waited on the same channel one is enough.
+            if channel.number != number {
+                return false;
+            }
+            let Ok(transport) = opener.open() else { return false };
+            *channel = OpenChannel { client: FirestoreClient::new(transport), number: number + 1 };
+            true
+        });
     }
 
     pub(super) fn now(&self) -> Timestamp {
@@ -114,8 +177,9 @@ impl Requests {
         };
         let mut documents = [const { None }; N];
         let mut answered = 0;
+        let OpenChannel { mut client, number } = self.open_channel();
         let reading = async {
-            let (mut client, request) = (self.client.clone(), self.request(request).await?);
+            let request = self.request(request).await?;
             let sent = self.moment();
             let mut answers = client.batch_get_documents(request).await?.into_inner();
             while let Some(answer) = answers.message().await? {
@@ -136,7 +200,7 @@ impl Requests {
             }
             Ok(())
         };
-        self.within(reading).await.map_err(Error::without_effect)?;
+        self.within(number, reading).await.map_err(Error::without_effect)?;
         if answered < N {
             return Err(error::nonsense().without_effect());
         }
@@ -157,6 +221,20 @@ impl Requests {
         }
         self.touch().await?;
         self.clock_check.approve(self.moment())
+    }
+
+    /// The same by what is known already, without asking.
+    pub(super) fn known_clock(&self) -> Result<()> {
+        self.clock_check.approve(self.moment())
+    }
+
+    pub(super) fn is_clock_good(&self) -> bool {
+        self.known_clock().is_ok()
+    }
+
+    /// The server's time, the earliest that it can be; `None` where clocks are not compared.
+    pub(super) fn earliest_server_time(&self) -> Option<Timestamp> {
+        self.clock_check.earliest_server_time(self.moment())
     }
 
     /// By how much the clock may be off at most, if that is worth telling.
@@ -187,8 +265,9 @@ impl Requests {
             ..Default::default()
         };
         let mut documents = Vec::new();
+        let OpenChannel { mut client, number } = self.open_channel();
         let asking = async {
-            let (mut client, request) = (self.client.clone(), self.request(request).await?);
+            let request = self.request(request).await?;
             let sent = self.moment();
             let mut answers = client.run_query(request).await?.into_inner();
             let mut is_first = true;
@@ -200,7 +279,7 @@ impl Requests {
             }
             Ok(())
         };
-        self.within(asking).await.map_err(Error::without_effect)?;
+        self.within(number, asking).await.map_err(Error::without_effect)?;
         Ok(documents)
     }
 
@@ -214,27 +293,30 @@ impl Requests {
             page_token: page_token.to_owned(),
             ..Default::default()
         };
+        let OpenChannel { mut client, number } = self.open_channel();
         let listing = async {
-            let answer = self.client.clone().list_documents(self.request(request).await?).await?;
+            let answer = client.list_documents(self.request(request).await?).await?;
             let answer = answer.into_inner();
             Ok((answer.documents, answer.next_page_token))
         };
-        self.within(listing).await.map_err(Error::without_effect)
+        self.within(number, listing).await.map_err(Error::without_effect)
     }
 
     /// Makes all writes, or none if a document is not what one of them demands.
     pub(super) async fn commit(&self, writes: Vec<api::Write>) -> Result<Commit> {
         let request =
             api::CommitRequest { database: self.names.database(), writes, ..Default::default() };
+        let OpenChannel { mut client, number } = self.open_channel();
         let committing = async {
             let request = self.request(request).await?;
             let sent = self.moment();
-            match self.client.clone().commit(request).await {
+            match client.commit(request).await {
                 Ok(answer) => {
                     let answer = answer.into_inner();
-                    self.note_time(answer.commit_time, sent);
-                    let versions = answer.write_results.into_iter();
-                    Ok(Commit::Done(versions.map(|result| result.update_time).collect()))
+                    let at = self.note_time(answer.commit_time, sent);
+                    let results = answer.write_results.into_iter();
+                    let versions = results.map(|result| result.update_time).collect();
+                    Ok(Commit::Done(Committed { versions, at }))
                 }
                 Err(status) if error::is_conflict(&status) => {
                     let is_race = status.code() == Code::Aborted;
@@ -243,7 +325,7 @@ impl Requests {
                 Err(status) => Err(status.into()),
             }
         };
-        self.within(committing).await
+        self.within(number, committing).await
     }
 
     /// Opens a stream on which changes of documents are told.
@@ -252,14 +334,15 @@ impl Requests {
         orders: impl futures_util::Stream<Item = api::ListenRequest> + Send + 'static,
     ) -> Result<Streaming<api::ListenResponse>> {
         // A stream lasts, so it has no deadline; only its beginning has one.
+        let OpenChannel { mut client, number } = self.open_channel();
         let opening = async {
             let mut request = self.request(()).await?;
             request.metadata_mut().remove("grpc-timeout");
             let (metadata, extensions, ()) = request.into_parts();
             let request = Request::from_parts(metadata, extensions, orders);
-            Ok(self.client.clone().listen(request).await?.into_inner())
+            Ok(client.listen(request).await?.into_inner())
         };
-        self.within(opening).await
+        self.within(number, opening).await
     }
 
     /// What a message to the collections' database says of itself.
@@ -309,12 +392,20 @@ impl Requests {
         Err(Failure::Ours(error))
     }
 
-    async fn within<T>(&self, asking: impl Future<Output = Result<T, Failure>>) -> Result<T> {
+    /// Waits for the answer to a request, on the channel of this number.
+    async fn within<T>(
+        &self,
+        number: u64,
+        asking: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T> {
         match tokio::time::timeout(self.patience, asking).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(Failure::Status(status))) => Err(error::map(&status)),
             Ok(Err(Failure::Ours(error))) => Err(error),
-            Err(_elapsed) => Err(error::timeout()),
+            Err(_elapsed) => {
+                self.replace_channel(number);
+                Err(error::timeout())
+            }
         }
     }
 
@@ -322,7 +413,8 @@ impl Requests {
         Moment { wall: self.clock.now(), steady: Instant::now() }
     }
 
-    fn note_time(&self, server: Option<prost_types::Timestamp>, sent: Moment) {
+    /// Compares the clocks; gives the server's time.
+    fn note_time(&self, server: Option<prost_types::Timestamp>, sent: Moment) -> Option<Timestamp> {
         let received = self.moment();
         let server = server.and_then(|time| {
             let seconds = u64::try_from(time.seconds).ok()?;
@@ -332,6 +424,7 @@ impl Requests {
         if let Some(server) = server {
             self.clock_check.note(server, sent, received);
         }
+        server
     }
 }
 
@@ -347,29 +440,31 @@ impl From<Status> for Failure {
     }
 }
 
-fn open(emulator: Option<&str>, connect_timeout: Duration) -> Result<Transport> {
-    const PING_INTERVAL: Duration = Duration::from_secs(30);
-    const PING_TIMEOUT: Duration = Duration::from_secs(10);
-    let address = match emulator {
-        Some(host) => format!("http://{host}"),
-        None => "https://firestore.googleapis.com".to_owned(),
-    };
-    let mut endpoint = Endpoint::from_shared(address).map_err(|_cause| {
-        Error::invalid("the emulator's address is not one; it looks like 127.0.0.1:8080")
-    })?;
-    if emulator.is_none() {
-        let tls = ClientTlsConfig::new().with_native_roots();
-        endpoint = endpoint.tls_config(tls).map_err(|_cause| {
-            Error::invalid("no TLS for firestore: this machine has no root certificates")
+impl Opener {
+    fn open(&self) -> Result<Transport> {
+        const PING_INTERVAL: Duration = Duration::from_secs(30);
+        const PING_TIMEOUT: Duration = Duration::from_secs(10);
+        let address = match &self.emulator {
+            Some(host) => format!("http://{host}"),
+            None => "https://firestore.googleapis.com".to_owned(),
+        };
+        let mut endpoint = Endpoint::from_shared(address).map_err(|_cause| {
+            Error::invalid("the emulator's address is not one; it looks like 127.0.0.1:8080")
         })?;
+        if self.emulator.is_none() {
+            let tls = ClientTlsConfig::new().with_native_roots();
+            endpoint = endpoint.tls_config(tls).map_err(|_cause| {
+                Error::invalid("no TLS for firestore: this machine has no root certificates")
+            })?;
+        }
+        let channel = endpoint
+            .connect_timeout(self.connect_timeout)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .connect_lazy();
+        Ok(boxed(channel))
     }
-    let channel = endpoint
-        .connect_timeout(connect_timeout)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT)
-        .connect_lazy();
-    Ok(boxed(channel))
 }
 
 /// The credentials that every Google client finds.

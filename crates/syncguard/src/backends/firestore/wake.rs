@@ -39,6 +39,8 @@ impl Waker {
             targets: HashMap::new(),
             last_id: 0,
             stream: None,
+            failures: 0,
+            reopen_at: Instant::now(),
             has_warned: false,
         };
         tokio::spawn(listener.serve(orders));
@@ -60,6 +62,9 @@ struct Listener {
     targets: HashMap<String, Target>,
     last_id: i32,
     stream: Option<Stream>,
+    /// How many streams in a row have failed before they were of use.
+    failures: u32,
+    reopen_at: Instant,
     has_warned: bool,
 }
 
@@ -76,12 +81,12 @@ struct Target {
 struct Stream {
     wishes: mpsc::UnboundedSender<api::ListenRequest>,
     news: Streaming<api::ListenResponse>,
+    opened_at: Instant,
 }
 
 impl Listener {
     async fn serve(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
-        let mut failures = 0;
-        let mut reopen_at = Instant::now();
+        let mut replacements = self.requests.replacements();
         loop {
             let is_missing = self.stream.is_none() && !self.targets.is_empty();
             tokio::select! {
@@ -94,17 +99,15 @@ impl Listener {
                     }
                 },
                 news = next(&mut self.stream) => match news {
-                    Some(news) if self.hear(&news) => failures = 0,
-                    _ => {
-                        failures += 1;
-                        reopen_at = Instant::now() + reconnect_delay(failures);
-                        self.lose();
-                    }
+                    Some(news) if self.hear(&news) => {}
+                    _ => self.lose(),
                 },
-                () = tokio::time::sleep_until(reopen_at), if is_missing => {
+                // The stream is on a channel that is no longer trusted.
+                Ok(()) = replacements.changed() => if self.stream.is_some() {
+                    self.lose();
+                },
+                () = tokio::time::sleep_until(self.reopen_at), if is_missing => {
                     if !self.open().await {
-                        failures += 1;
-                        reopen_at = Instant::now() + reconnect_delay(failures);
                         self.lose();
                     }
                 }
@@ -166,7 +169,7 @@ impl Listener {
         }
         match self.requests.listen(poll_fn(move |context| granted.poll_recv(context))).await {
             Ok(news) => {
-                self.stream = Some(Stream { wishes, news });
+                self.stream = Some(Stream { wishes, news, opened_at: Instant::now() });
                 true
             }
             Err(_cause) => false,
@@ -175,7 +178,14 @@ impl Listener {
 
     /// Without the stream nothing is heard; until it is back, polling serves.
     fn lose(&mut self) {
-        self.stream = None;
+        /// A stream that has lasted as long was of use; one that ends after a few messages was not.
+        const STABLE: Duration = Duration::from_secs(10);
+        let lost = self.stream.take();
+        if lost.is_some_and(|stream: Stream| stream.opened_at.elapsed() >= STABLE) {
+            self.failures = 0;
+        }
+        self.failures = self.failures.saturating_add(1);
+        self.reopen_at = Instant::now() + reconnect_delay(self.failures);
         self.hub.set_working(false);
         for target in self.targets.values_mut() {
             target.is_current = false;

@@ -295,6 +295,76 @@ const MUTANTS: &[Mutant] = &[
         mutated: "Absence::NotFound;",
         caught_by: "postgres_wire",
     },
+    Mutant {
+        name: "sqlite: the file is known by its path alone",
+        file: "backends/sqlite/file.rs",
+        original: "!has_moved(&self.db) && identity",
+        mutated: "identity",
+        caught_by: "sqlite_faults",
+    },
+    Mutant {
+        name: "sqlite: a deleted wake file is not noticed",
+        file: "backends/sqlite/wake.rs",
+        original: ".union(WatchFlags::ATTRIB)",
+        mutated: "",
+        caught_by: "sqlite_faults",
+    },
+    Mutant {
+        name: "sqlite: links in place of the wake file",
+        file: "backends/sqlite/wake.rs",
+        original: "options.custom_flags(",
+        mutated: "drop(",
+        caught_by: "sqlite_faults",
+    },
+    Mutant {
+        name: "firestore: an extend ignores the commit's time",
+        file: "backends/firestore/change.rs",
+        original: "let Err(clock_is_off) = requests.known_clock() else { return Ok(false) };",
+        mutated: "let Err(clock_is_off) = Ok::<(), crate::common::error::Error>(()) else { return Ok(false) };",
+        caught_by: "firestore_clocks",
+    },
+    Mutant {
+        name: "firestore: a grant ignores the commit's time",
+        file: "backends/firestore/mod.rs",
+        original: "requests.known_clock().map_err(Error::after_effect)?;",
+        mutated: "",
+        caught_by: "firestore_clocks",
+    },
+    Mutant {
+        name: "firestore: the last conflict leaves no doubt",
+        file: "backends/firestore/mod.rs",
+        original: "let [found] = requests.read([&lock]).await?;\n        let found = found.map(Record::read)",
+        mutated: "let [found] = requests.read([&lock]).await.unwrap_or_default();\n        let found = found.map(Record::read)",
+        caught_by: "firestore_faults",
+    },
+    Mutant {
+        name: "firestore: a dead path is kept",
+        file: "backends/firestore/requests.rs",
+        original: "self.replace_channel(number);",
+        mutated: "",
+        caught_by: "firestore_paths",
+    },
+    Mutant {
+        name: "firestore: any message resets the back-off",
+        file: "backends/firestore/wake.rs",
+        original: "stream.opened_at.elapsed() >= STABLE",
+        mutated: "stream.opened_at.elapsed() < STABLE",
+        caught_by: "firestore_paths",
+    },
+    Mutant {
+        name: "firestore: a query's answer is trusted",
+        file: "backends/firestore/mod.rs",
+        original: ".filter(|record| record.lock.lock_id == lock_id)",
+        mutated: "",
+        caught_by: "firestore_answers",
+    },
+    Mutant {
+        name: "firestore: duplicates are not told of",
+        file: "backends/firestore/mod.rs",
+        original: "if records.len() > 1 {",
+        mutated: "if records.len() > 1 && false {",
+        caught_by: "firestore_answers",
+    },
 ];
 
 /// The test files that catch them.
@@ -313,6 +383,9 @@ const TESTS: &[&str] = &[
     "postgres_log",
     "postgres_wake",
     "postgres_wire",
+    "firestore_paths",
+    "firestore_answers",
+    "sqlite_faults",
 ];
 
 /// Plants every bug in turn; answers which were not caught.

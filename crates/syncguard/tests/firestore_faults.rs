@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use firestore_channels::{Channels, Trouble};
 use firestore_raw::{Raw, text_of};
-use servers::{grant, key, request, resets, waiter, woken};
+use servers::{grant, install_cryptography, key, request, resets, waiter, woken};
 use syncguard::firestore::FirestoreConfig;
 use syncguard::firestore::google_cloud_auth::credentials::mds;
 use syncguard::firestore::tonic::Code;
@@ -413,6 +413,7 @@ async fn keys_that_are_no_ids_work_like_any_other() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn credentials_that_cannot_be_had_are_no_credentials() {
+    install_cryptography();
     // Nobody gives any out there, and none were had before.
     let nobody = mds::Builder::default().with_endpoint("http://127.0.0.1:9").build();
     let config = FirestoreConfig::new("project").credentials(nobody.expect("not asked yet"));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use firestore_channels::{Channels, Trouble};
 use firestore_raw::Raw;
-use servers::{grant, key, request, waiter, woken};
+use servers::{grant, install_cryptography, key, request, waiter, woken};
 use syncguard::firestore::FirestoreConfig;
 use syncguard::firestore::google_cloud_auth::credentials::mds;
 use syncguard::{
@@ -74,13 +74,13 @@ async fn a_stream_on_a_dead_path_is_left_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_ends_after_its_first_message_is_not_opened_all_the_time() {
+async fn a_stream_that_ends_after_its_first_messages_is_not_opened_all_the_time() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let channels = Channels::new(&emulator);
     let config = config(emulator.host()).channel(channels.clone());
     let backend = FirestoreBackend::connect(config).await.expect("connects");
     let (_, raw) = (grant(&backend, "awaited").await, Raw::new(emulator.port()));
-    channels.have("Listen", Trouble::CutShort, u32::MAX);
+    channels.have("Listen", Trouble::CutWhenCurrent, u32::MAX);
     channels.seen();
     let waiting = tokio::spawn({
         let waiter = waiter(backend.clone());
@@ -124,6 +124,7 @@ async fn no_call_waits_for_ever() {
     assert!(waiting.expect("it has a deadline").is_none());
     let host = format!("127.0.0.1:{}", proxy.port());
     assert_eq!(ends("connect", FirestoreBackend::connect(config(host))).await, timeout);
+    install_cryptography();
     // Whoever gives out tokens accepts the connection, and that is all.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = silent.local_addr().expect("an address");

@@ -32,8 +32,8 @@ pub(crate) enum Trouble {
     LostAndLast(Code),
     /// Its answer comes this much later.
     Slow(Duration),
-    /// Its answer ends after the first message.
-    CutShort,
+    /// The stream that it opens ends as soon as all is current.
+    CutWhenCurrent,
 }
 
 /// Which request has trouble, what kind, and how often.
@@ -148,11 +148,17 @@ impl Service<http::Request<Body>> for Channels {
                     tokio::time::sleep(by).await;
                     Ok(answer)
                 }
-                Some(Trouble::CutShort) => {
+                Some(Trouble::CutWhenCurrent) => {
+                    /// In a change of a target, the type that says so.
+                    const CURRENT: [u8; 2] = [0x08, 3];
                     let (parts, mut body) = answer.into_parts();
-                    let first = body.frame().await.and_then(Result::ok);
-                    let first = first.and_then(|frame| frame.into_data().ok()).unwrap_or_default();
-                    Ok(http::Response::from_parts(parts, Body::new(Full::new(first))))
+                    let mut read = Vec::new();
+                    while !read.windows(2).any(|bytes| *bytes == CURRENT) {
+                        let Some(Ok(frame)) = body.frame().await else { break };
+                        read.extend(frame.into_data().unwrap_or_default());
+                    }
+                    let body = Body::new(Full::new(Bytes::from(read)));
+                    Ok(http::Response::from_parts(parts, body))
                 }
                 Some(Trouble::Lost(code) | Trouble::LostAndLast(code)) => {
                     Err(Status::new(code, "canary"))

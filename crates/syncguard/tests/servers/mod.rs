@@ -32,6 +32,13 @@ where
     }
 }
 
+/// What a program does that builds Google's credentials itself: their crate panics without it.
+#[cfg(feature = "firestore")]
+pub(crate) fn install_cryptography() {
+    // Another test may have done it.
+    drop(rustls::crypto::ring::default_provider().install_default());
+}
+
 /// One grant and its release; gives the fence.
 pub(crate) async fn cycle<B>(backend: &B, name: &str) -> syncguard::Result<u64>
 where

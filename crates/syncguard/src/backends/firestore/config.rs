@@ -156,7 +156,8 @@ impl FirestoreConfig {
         self
     }
 
-    /// Credentials of the caller's own, instead of those that every Google client finds.
+    /// Credentials of the caller's own, instead of those that every Google client finds. Install a
+    /// rustls `CryptoProvider` before you build them; `google-cloud-auth` panics without one.
     #[must_use]
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);

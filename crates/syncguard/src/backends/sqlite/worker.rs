@@ -307,3 +307,42 @@ fn refuse(batch: Batch, error: &Error) {
         job.settle(Err(error.clone()));
     }
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_was_committed_to_a_file_that_was_replaced_meanwhile_is_done_again() {
+        let folder = std::env::temp_dir().join(format!("syncguard-worker-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("created");
+        let path = folder.join("locks.db");
+        let waker = Arc::new(Waker::new(&path));
+        let file = LockFile::new(path.clone());
+        let worker = Worker::start(file, waker, Duration::from_secs(10)).expect("starts");
+        let mut rounds = 0;
+        let work = move |db: &Connection, access: Access| {
+            if access == Access::Reading {
+                return Ok(None);
+            }
+            rounds += 1;
+            db.execute("INSERT INTO syncguard_fences VALUES ('k', ?1)", [rounds])?;
+            if rounds == 1 {
+                // In the middle of the transaction.
+                for end in ["", "-wal", "-shm"] {
+                    drop(fs::remove_file(format!("{}{end}", path.display())));
+                }
+            }
+            Ok(Some(Done::of(rounds)))
+        };
+        assert_eq!(worker.call(Kind::Write, work).await.expect("works"), 2);
+        let stored = worker.call(Kind::Read, |db, _access| {
+            let query = "SELECT fence FROM syncguard_fences WHERE key = 'k'";
+            Ok(Some(Done::of(db.query_row(query, [], |row| row.get::<_, i64>(0))?)))
+        });
+        assert_eq!(stored.await.expect("works"), 2, "it is in the file that others see");
+        fs::remove_dir_all(&folder).expect("removed");
+    }
+}

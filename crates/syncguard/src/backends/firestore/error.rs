@@ -112,8 +112,6 @@ pub(super) fn nonsense() -> Error {
 mod tests {
     use std::error::Error as _;
 
-    use serde_json::Value;
-
     use super::*;
 
     /// All codes of gRPC that are errors, with the row that they are in.
@@ -135,10 +133,6 @@ mod tests {
         (Code::DataLoss, ErrorCode::Internal),
         (Code::Unauthenticated, ErrorCode::AuthFailed),
     ];
-
-    fn row_of(code: Code) -> ErrorCode {
-        TABLE.into_iter().find(|(known, _)| *known == code).expect("all are listed").1
-    }
 
     #[test]
     fn every_code_has_its_row() {
@@ -190,48 +184,5 @@ mod tests {
                 "{error}"
             );
         }
-    }
-
-    /// What the TypeScript implementation makes of the same trouble. It goes by the words of a message;
-    /// where that gives another row, ours is the one of ADR 032.
-    #[test]
-    fn vectors_of_error_codes() {
-        let vectors = include_str!("../../../tests/vectors/error_mapping_firestore.json");
-        let vectors: Vec<Value> = serde_json::from_str(vectors).expect("JSON");
-        let (mut same, mut departures) = (0, Vec::new());
-        for vector in &vectors {
-            // What has no gRPC code did not come from a server: it is no answer, or none of gRPC's.
-            let message = vector["input"]["message"].as_str().unwrap_or_default();
-            let (number, words) = message.split_once(' ').unwrap_or(("", message));
-            let Ok(number) = number.parse::<i32>() else {
-                departures.push(message);
-                continue;
-            };
-            let code = Code::from_i32(number);
-            let ours = map(&Status::new(code, words)).code();
-            assert_eq!(ours, row_of(code), "{message}");
-            if vector["code"] == ours.as_str() {
-                same += 1;
-            } else {
-                departures.push(message);
-            }
-        }
-        assert_eq!(same, 15, "{departures:?}");
-        let expected = [
-            // Rows that ADR 032 has and it has not.
-            "1 CANCELLED: x",
-            "5 NOT_FOUND: x",
-            "11 OUT_OF_RANGE: x",
-            // Words: here there are no transactions, and codes decide.
-            "Transaction is invalid or closed.",
-            "3 INVALID_ARGUMENT: Transaction is invalid or closed.",
-            "14 UNAVAILABLE: PERMISSION_DENIED by proxy",
-            // Not from gRPC: a path is never built from a key with a slash, an unknown error is none of
-            // a server, and a cancelled call never reaches the backend.
-            "Value for argument \"documentPath\" must point to a document, but was \"a/b\".",
-            "boom",
-            "",
-        ];
-        assert_eq!(departures, expected);
     }
 }

@@ -132,30 +132,6 @@ mod tests {
     }
 
     #[test]
-    fn vectors_of_collections() {
-        let vectors = include_str!("../../../tests/vectors/config_validation_firestore.json");
-        let vectors: Vec<serde_json::Value> = serde_json::from_str(vectors).expect("JSON");
-        let mut departures = Vec::new();
-        for vector in &vectors {
-            let name = |field: &str, default| vector[field].as_str().unwrap_or(default).to_owned();
-            let locks = name("collection", "locks");
-            let fences = name("fenceCollection", "fence_counters");
-            let ours = Names::new("p", "d", [locks.as_str(), &fences]);
-            if ours.is_ok() != (vector["ok"] == true) {
-                departures.push((locks.clone(), fences.clone()));
-            }
-            match ours {
-                Ok(names) => assert_eq!(names.collections(), [locks.as_str(), &fences]),
-                Err(error) => assert_eq!(error.code().as_str(), "InvalidArgument"),
-            }
-        }
-        // Names that the server refuses later, or that are a path, are refused here, before any request.
-        let expected = [("a", ""), ("", "b"), ("a/b/c", "d"), ("a/b", "d")];
-        let expected = expected.map(|(locks, fences)| (locks.to_owned(), fences.to_owned()));
-        assert_eq!(departures, expected);
-    }
-
-    #[test]
     fn collections_must_differ_and_be_possible() {
         for pair in [["", "b"], ["a", ""], ["a", "a"], ["a/b", "c"], ["..", "c"], ["__a__", "c"]] {
             assert!(Names::new("p", "d", pair).is_err(), "{pair:?}");

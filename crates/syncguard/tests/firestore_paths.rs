@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use firestore_channels::{Channels, Trouble};
 use firestore_raw::Raw;
-use servers::{grant, install_cryptography, key, request, waiter, woken};
+use servers::{
+    a_dead_path_costs_no_renewed_lock, grant, install_cryptography, key, request, waiter, woken,
+};
 use syncguard::firestore::FirestoreConfig;
 use syncguard::firestore::google_cloud_auth::credentials::mds;
 use syncguard::{
@@ -132,4 +134,14 @@ async fn no_call_waits_for_ever() {
     let config = FirestoreConfig::new("project").response_timeout(PATIENCE);
     let config = config.credentials(tokens.expect("not asked yet"));
     assert_eq!(ends("a token", FirestoreBackend::connect(config)).await, timeout);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewed_lock_survives_a_path_that_dies() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let proxy = Proxy::start(emulator.port()).await;
+    let config = config(format!("127.0.0.1:{}", proxy.port()));
+    let config = config.response_timeout(Duration::from_secs(30));
+    let backend = FirestoreBackend::connect(config).await.expect("connects");
+    a_dead_path_costs_no_renewed_lock(backend, &proxy).await;
 }

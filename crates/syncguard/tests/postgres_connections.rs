@@ -6,7 +6,7 @@ mod servers;
 
 use std::time::{Duration, Instant};
 
-use servers::{cycle, eventually, grant, key, request};
+use servers::{a_dead_path_costs_no_renewed_lock, cycle, eventually, grant, key, request};
 use syncguard::postgres::PostgresConfig;
 use syncguard::postgres::tokio_postgres::{self, Client, NoTls};
 use syncguard::{
@@ -206,4 +206,12 @@ async fn every_call_to_a_server_that_does_not_answer_has_a_deadline() {
         assert!(error.is_retryable() && !error.may_have_taken_effect(), "{error:?}");
     });
     ended.await.expect("every call has a deadline");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewed_lock_survives_a_path_that_dies() {
+    let Some(server) = start() else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let config = config(&through(&proxy)).response_timeout(Duration::from_secs(30));
+    a_dead_path_costs_no_renewed_lock(connect(config).await, &proxy).await;
 }

@@ -193,18 +193,30 @@ impl ExtendRequest {
         self
     }
 
-    /// Limits how long an answer is worth waiting for. A backend with a longer response timeout
-    /// ends the attempt by then, so that the next one can use another connection.
+    /// Limits how long an answer is worth waiting for.
+    ///
+    /// A backend with a longer response timeout ends the attempt by then with
+    /// [`ErrorCode::NetworkTimeout`](crate::ErrorCode::NetworkTimeout) and does not trust the connection
+    /// any longer, so that the next attempt uses another one.
     #[must_use]
     pub fn answer_within(mut self, limit: Duration) -> Self {
         self.answer_within = Some(limit);
         self
     }
 
-    /// How long to wait for an answer: `timeout`, or less if the caller will not wait so long.
+    /// How long an answer is worth waiting for, if the caller says so.
     #[must_use]
-    pub fn response_timeout(&self, timeout: Duration) -> Duration {
-        self.answer_within.map_or(timeout, |limit| limit.min(timeout))
+    pub fn answer_limit(&self) -> Option<Duration> {
+        self.answer_within
+    }
+
+    /// Runs an attempt within that limit; `None` when it has passed.
+    #[cfg(any(feature = "firestore", feature = "postgres", feature = "redis"))]
+    pub(crate) async fn bounded<T>(&self, attempt: impl Future<Output = T>) -> Option<T> {
+        match self.answer_within {
+            Some(limit) => tokio::time::timeout(limit, attempt).await.ok(),
+            None => Some(attempt.await),
+        }
     }
 
     /// The id that holds the lock.

@@ -285,7 +285,8 @@ impl<B: LockBackend> SharedLease<B> {
     pub(super) async fn send_extend(self: &Arc<Self>, sent: SentExtend) -> Result<Extend> {
         let request = ExtendRequest::new(self.lock_id, sent.ttl)
             .with_hint(self.hint())
-            .answer_within(sent.limit());
+            // The backend gives up first, and can then leave a path that has died.
+            .answer_within(sent.limit().mul_f64(0.9));
         let lease = Arc::clone(self);
         let call = async move { lease.context.engine.backend.extend(&request).await };
         // Whatever becomes of the call, the state machine hears of it.

@@ -118,3 +118,25 @@ pub(crate) async fn woken(waiting: JoinHandle<syncguard::Result<()>>) {
     let woken = tokio::time::timeout(Duration::from_secs(20), waiting).await;
     woken.expect("woken, not polled").expect("no panic").expect("acquired");
 }
+
+/// A renewed lock whose path to the store dies without a word, while new connections work: it must
+/// not be lost, although the backend itself would wait for longer than the TTL.
+pub(crate) async fn a_dead_path_costs_no_renewed_lock<B>(backend: B, proxy: &Proxy)
+where
+    B: LockBackend<Fencing = Fenced>,
+{
+    // Several connections, where there is a pool.
+    let [a, b, c] = ["a", "b", "c"].map(|key| cycle(&backend, key));
+    let (a, b, c) = tokio::join!(a, b, c);
+    assert!(a.and(b).and(c).is_ok());
+    let ttl = Ttl::new(Duration::from_secs(4)).expect("valid");
+    let options = LockOptions::default().ttl(ttl).renew();
+    let locker = Locker::builder(backend).options(options).build().expect("in a runtime");
+    let mut guard = locker.lock("renewed").await.expect("free");
+    proxy.strand();
+    tokio::select! {
+        reason = guard.lost() => panic!("{reason}"),
+        () = tokio::time::sleep(Duration::from_secs(8)) => {}
+    }
+    assert_eq!(guard.release().await.expect("works"), Release::Released);
+}

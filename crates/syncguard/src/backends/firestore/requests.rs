@@ -148,7 +148,7 @@ impl Requests {
 
     /// Opens another channel: nothing was answered on this one, and a path that is dead is noticed by
     /// its keep-alive only when the locks are lost.
-    fn replace_channel(&self, number: u64) {
+    pub(super) fn replace_channel(&self, number: u64) {
         let Some(opener) = &self.opener else { return };
         self.channel.send_if_modified(|channel| {
             // Of several requests that waited on the same channel one is enough.
@@ -159,6 +159,11 @@ impl Requests {
             *channel = OpenChannel { client: FirestoreClient::new(transport), number: number + 1 };
             true
         });
+    }
+
+    /// The number of the channel in use.
+    pub(super) fn channel_number(&self) -> u64 {
+        self.channel.borrow().number
     }
 
     pub(super) fn now(&self) -> Timestamp {

@@ -151,6 +151,17 @@ impl Pool {
     pub(super) fn replace_all(&self, lease: Lease<'_>) {
         let seen = lease.link().epoch;
         drop(lease);
+        self.distrust(seen);
+    }
+
+    /// The epoch of connections that are opened now.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
+    }
+
+    /// Replaces the connections up to an epoch: one of them was not answered in time, and the path to the
+    /// server may have died for all.
+    pub(super) fn distrust(&self, seen: u64) {
         let raised =
             self.epoch.compare_exchange(seen, seen + 1, Ordering::SeqCst, Ordering::SeqCst);
         if raised.is_ok() {
@@ -211,7 +222,7 @@ impl Pool {
     }
 
     async fn open(&self) -> Result<Link> {
-        let epoch = self.epoch.load(Ordering::SeqCst);
+        let epoch = self.epoch();
         let mut opened = self.connector.open(self.is_pooled()).await?;
         if opened.is_none() {
             self.note_pooler();

@@ -83,7 +83,11 @@ pub(super) async fn run(
         let answer = tokio::time::timeout(limit, attempt).await;
         lease.put_driver_back(driver);
         match answer {
-            Err(_elapsed) => return Err(error::timeout()),
+            // The server would have given up before, and said so: the path to it has died.
+            Err(_elapsed) => {
+                pool.replace_all(lease);
+                return Err(error::timeout());
+            }
             Ok(None) => return Err(error::lost()),
             Ok(Some(Ok(rows))) => {
                 lease.give_back();

@@ -235,7 +235,7 @@ impl Error {
     }
 
     /// States that the store may have been changed, by something that was sent before this failed.
-    #[cfg(feature = "firestore")]
+    #[cfg(any(feature = "firestore", feature = "redis"))]
     pub(crate) fn after_effect(mut self) -> Self {
         self.0.may_have_taken_effect = true;
         self

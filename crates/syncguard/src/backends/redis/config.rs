@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redis::aio::ConnectionLike;
 use redis::{Client, ProtocolVersion, TlsCertificates};
+use unicode_normalization::UnicodeNormalization;
 
 use super::connection::SharedConnection;
 use super::topology::{self, Topology};
@@ -109,7 +110,9 @@ impl RedisConfig {
     }
 
     /// Grants a lock only when so many replicas have confirmed it within this time; otherwise it is
-    /// undone and the acquire fails with [`ServiceUnavailable`](crate::ErrorCode).
+    /// undone and the acquire fails with [`ServiceUnavailable`](crate::ErrorCode). If the undo fails
+    /// too, the error [may have taken effect](crate::Error::may_have_taken_effect), and a
+    /// [`Locker`](crate::Locker) goes on undoing.
     ///
     /// It costs a second round trip per acquire, on a few connections of its own. It narrows what a
     /// failover can lose; it does not make a failover safe, because the replica that is promoted
@@ -120,11 +123,12 @@ impl RedisConfig {
         self
     }
 
-    /// What the names of all records begin with. Two prefixes on one server must not be such that
-    /// one followed by a colon begins the other.
+    /// What the names of all records begin with, in Unicode NFC: another form is normalized here,
+    /// as keys are. Two prefixes on one server must not be such that one followed by a colon begins
+    /// the other.
     #[must_use]
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.prefix = prefix.into();
+        self.prefix = prefix.into().nfc().collect();
         self
     }
 

@@ -45,7 +45,7 @@ use advice::Report;
 pub use config::RedisConfig;
 use config::{Names, Target};
 use connection::{Connection, Multiplexed};
-use replicas::Replicas;
+use replicas::{Confirmed, Replicas};
 use scripts::Argument::{Number, Text};
 use scripts::Scripts;
 use topology::Finder;
@@ -140,6 +140,17 @@ impl RedisBackend {
         Ok([index.clone(), hinted.unwrap_or(index)])
     }
 
+    /// Undoes an acquire that was granted but not confirmed, and returns the error to report.
+    ///
+    /// The grant was written, so this is the one place that decides whether it still is: only an
+    /// undo that was answered takes the effect away. After any other, the caller has to undo.
+    async fn undo_unconfirmed(&self, request: &AcquireRequest, error: Error) -> Error {
+        match self.release(&ReleaseRequest::undo(request)).await {
+            Ok(_released_or_gone) => error.without_effect(),
+            Err(_undo_failed) => error.after_effect(),
+        }
+    }
+
     /// Deletes a record that was found dead, on the side.
     fn clean_up(&self, lock_key: String, lock_id: LockId) {
         let backend = self.clone();
@@ -211,19 +222,20 @@ impl LockBackend for RedisBackend {
             Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
             Text(&record::quoted(key)),
             Number(Fence::MAX.get()),
+            Number(u64::from(self.shared.replicas.is_some())),
         ];
         let keys = [lock_key.as_str(), &index_key, &fence_key];
         let script = &self.shared.scripts.acquire;
         let answer = match &self.shared.replicas {
             None => self.shared.connection.run(OPERATION, script, &keys, &arguments).await,
             Some(replicas) => {
-                let wrote = |answer: &Value| matches!(list(answer), Some((1, _)));
-                match replicas.run(OPERATION, script, &keys, &arguments, wrote).await {
-                    Ok(confirmed) if !confirmed.is_confirmed => {
-                        self.release(&ReleaseRequest::undo(request)).await?;
-                        Err(replicas.refusal(OPERATION))
+                let is_granted = |answer: &Value| matches!(list(answer), Some((1, _)));
+                match replicas.run(OPERATION, script, &keys, &arguments, is_granted).await {
+                    Ok(Confirmed { answer, confirmation: Ok(()) }) => Ok(answer),
+                    Ok(Confirmed { confirmation: Err(error), .. }) => {
+                        Err(self.undo_unconfirmed(request, error).await)
                     }
-                    answered => answered.map(|confirmed| confirmed.answer),
+                    Err(error) => Err(error),
                 }
             }
         };

@@ -26,10 +26,11 @@ pub(super) struct Replicas {
     idle: Mutex<Vec<MultiplexedConnection>>,
 }
 
-/// An answer, and whether enough replicas have what it speaks of.
+/// An answer, and whether enough replicas have the write behind it.
 pub(super) struct Confirmed {
     pub(super) answer: Value,
-    pub(super) is_confirmed: bool,
+    /// An error says nothing about whether the write took effect: it did.
+    pub(super) confirmation: Result<()>,
 }
 
 impl Replicas {
@@ -39,6 +40,8 @@ impl Replicas {
     }
 
     /// Runs a script and, if it `wrote` something, waits for replicas.
+    ///
+    /// `WAIT` covers what this connection wrote, so the script must write, also on a replay.
     ///
     /// A connection goes back only after its last answer; dropped or failed, it is closed.
     pub(super) async fn run(
@@ -57,10 +60,7 @@ impl Replicas {
         let idle = self.idle().pop();
         let connection = match idle {
             Some(connection) => connection,
-            None => self
-                .connect()
-                .await
-                .map_err(|cause| error::map(&cause, operation).without_effect())?,
+            None => self.connect().await.map_err(|cause| error::map(&cause, operation).without_effect())?,
         };
         let mut line = Line::Ours(connection.clone());
         let answer = script.run(&mut line, keys, arguments).await.map_err(|cause| {
@@ -68,25 +68,31 @@ impl Replicas {
             self.idle().clear();
             error::map(&cause, operation)
         })?;
-        let mut is_confirmed = true;
-        if wrote(&answer) {
-            let mut wait = redis::cmd("WAIT");
-            wait.arg(self.wanted).arg(u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX));
-            let confirmed = line.send(wait).await.map_err(|cause| error::map(&cause, operation))?;
-            is_confirmed = u32::from_redis_value(confirmed).is_ok_and(|count| count >= self.wanted);
+        if !wrote(&answer) {
+            self.idle().push(connection);
+            return Ok(Confirmed { answer, confirmation: Ok(()) });
         }
-        self.idle().push(connection);
-        Ok(Confirmed { answer, is_confirmed })
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(self.wanted).arg(u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX));
+        let confirmation = match line.send(wait).await {
+            Ok(count) => {
+                self.idle().push(connection);
+                match u32::from_redis_value(count) {
+                    Ok(count) if count >= self.wanted => Ok(()),
+                    _ => Err(self.refusal(operation)),
+                }
+            }
+            Err(cause) => Err(error::map(&cause, operation)),
+        };
+        Ok(Confirmed { answer, confirmation })
     }
 
-    /// What a caller is told whose lock was not confirmed.
-    pub(super) fn refusal(&self, operation: &'static str) -> Error {
+    fn refusal(&self, operation: &'static str) -> Error {
         Error::new(
             ErrorCode::ServiceUnavailable,
             format!("fewer than {} replicas confirmed the lock in time", self.wanted),
         )
         .with_operation("redis", operation)
-        .without_effect()
     }
 
     async fn connect(&self) -> RedisResult<MultiplexedConnection> {

@@ -1,7 +1,7 @@
 -- acquire: take the lock if nobody holds it.
 -- KEYS[1] lock   KEYS[2] index of the lock id   KEYS[3] fence counter
 -- ARGV[1] lock id   ARGV[2] ttl in ms   ARGV[3] tolerance in ms   ARGV[4] storage expiry in ms
--- ARGV[5] user key as JSON   ARGV[6] largest fence
+-- ARGV[5] user key as JSON   ARGV[6] largest fence   ARGV[7] 1 if WAIT follows
 -- returns {0, free in ms} contended, {1, fence, expiry} granted, {2} spent,
 --         {-1} foreign record, {-2} index entry in use, {-3} counter is no number, {-4} exhausted
 local now = now_ms()
@@ -16,7 +16,15 @@ if raw then
   if held_by == ARGV[1] then
     if is_live then
       local record = decode(raw)
-      return record and {1, record.fence, integer(expires)} or {FOREIGN}
+      if not record then
+        return {FOREIGN}
+      end
+      if ARGV[7] == '1' then
+        -- WAIT covers what its own connection wrote (from 7.2 on), so a replay writes the record
+        -- again as it is.
+        redis.call('SET', KEYS[1], raw, 'KEEPTTL')
+      end
+      return {1, record.fence, integer(expires)}
     end
     return {2}
   end

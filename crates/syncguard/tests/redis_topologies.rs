@@ -7,11 +7,11 @@ mod servers;
 use std::time::{Duration, Instant};
 
 use redis::cluster::ClusterClientBuilder;
-use servers::{cycle, eventually, key, waiter, woken};
+use servers::{cycle, eventually, grant, key, waiter, woken};
 use syncguard::redis::RedisConfig;
 use syncguard::{
-    Acquire, AcquireRequest, Advice, ErrorCode, LockBackend, RedisBackend, Release, ReleaseRequest,
-    Ttl,
+    Acquire, AcquireRequest, Advice, ErrorCode, Extend, ExtendRequest, Hint, LockBackend,
+    RedisBackend, Release, ReleaseRequest, Ttl,
 };
 use test_support::{Certificates, RedisCluster, RedisOptions, RedisSentinel, RedisServer};
 
@@ -68,6 +68,8 @@ async fn tls_with_an_authority_of_our_own_and_a_user() {
     // The folder of the stranger is gone.
     let error = RedisConfig::from_url(&format!("{address}?tls_ca={stranger}"));
     assert_eq!(error.expect_err("no such file").code(), ErrorCode::InvalidArgument);
+    // The choice of cryptography for the process is not ours to make.
+    assert!(rustls::crypto::CryptoProvider::get_default().is_none());
     // Certificates without TLS are a mistake.
     let error = RedisBackend::connect(config(&format!("{}?tls_ca={ca}", server.url()))).await;
     assert_eq!(error.expect_err("no TLS").code(), ErrorCode::InvalidArgument);
@@ -205,6 +207,134 @@ async fn a_slot_that_moves_is_followed() {
     }
     assert!(fences.len() > 250, "{} of 300", fences.len());
     wakes(&backend, &backend, "w").await;
+}
+
+/// A slot on its way from one node to another, for as long as a test wants.
+struct Migration<'a> {
+    cluster: &'a RedisCluster,
+    from: usize,
+    to: usize,
+    slot: String,
+}
+
+impl<'a> Migration<'a> {
+    fn begin(cluster: &'a RedisCluster, tag: &str) -> Self {
+        let slot = cluster.nodes()[0].cli(&["CLUSTER", "KEYSLOT", tag]).trim().to_owned();
+        let from = cluster.node_of(tag);
+        let to = (from + 1) % 3;
+        let migration = Self { cluster, from, to, slot };
+        let (source, target) = (migration.id(from), migration.id(to));
+        let slot = &migration.slot;
+        migration.run(to, &["CLUSTER", "SETSLOT", slot, "IMPORTING", &source]);
+        migration.run(from, &["CLUSTER", "SETSLOT", slot, "MIGRATING", &target]);
+        migration
+    }
+
+    fn id(&self, node: usize) -> String {
+        self.cluster.nodes()[node].cli(&["CLUSTER", "MYID"]).trim().to_owned()
+    }
+
+    fn run(&self, node: usize, arguments: &[&str]) {
+        let said = self.cluster.nodes()[node].cli(arguments);
+        assert!(said.contains("OK") || said.contains("NOKEY"), "{arguments:?}: {said}");
+    }
+
+    /// Moves these keys, or all there are.
+    fn move_keys(&self, names: &[&str]) {
+        let port = self.cluster.nodes()[self.to].port().to_string();
+        let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "1000", "KEYS"];
+        migrate.extend(names);
+        self.run(self.from, &migrate);
+    }
+
+    fn finish(&self) {
+        loop {
+            let slot = &self.slot;
+            let names =
+                self.cluster.nodes()[self.from].cli(&["CLUSTER", "GETKEYSINSLOT", slot, "99"]);
+            let names: Vec<&str> = names.lines().filter(|name| !name.is_empty()).collect();
+            if names.is_empty() {
+                break;
+            }
+            self.move_keys(&names);
+        }
+        let target = self.id(self.to);
+        for node in [self.to, self.from, (self.from + 2) % 3] {
+            self.run(node, &["CLUSTER", "SETSLOT", &self.slot, "NODE", &target]);
+        }
+    }
+}
+
+/// While a slot moves, and it may take hours, locks are taken, kept and given back, wherever their
+/// keys are at the moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_work_while_their_slot_moves() {
+    let Some(cluster) = RedisCluster::start(0) else { return };
+    let backend = connect(&cluster.url("prefix=%7Blocks%7D")).await;
+    let free = cycle(&backend, "used before").await.expect("works");
+    cycle(&backend, "moved and used before").await.expect("works");
+    let (stays, _) = grant(&backend, "stays").await;
+    let (moves, _) = grant(&backend, "moves").await;
+    let (splits, _) = grant(&backend, "splits").await;
+    let (undone, _) = grant(&backend, "undone").await;
+    let migration = Migration::begin(&cluster, "{locks}");
+    let index = |request: &AcquireRequest| format!("{{locks}}:id:{}", request.lock_id().expose());
+    migration.move_keys(&["{locks}:fence:{locks}:moved and used before"]);
+    migration.move_keys(&["{locks}:moves", &index(&moves), "{locks}:fence:{locks}:moves"]);
+    migration.move_keys(&["{locks}:splits"]);
+    // Holders keep their locks, and nobody else gets them.
+    for (held, with_hint) in
+        [(&stays, true), (&moves, true), (&stays, false), (&moves, false), (&splits, true)]
+    {
+        let hint = if with_hint { Hint::key(held.key().clone()) } else { Hint::default() };
+        let extend = ExtendRequest::new(held.lock_id(), Ttl::DEFAULT).with_hint(hint);
+        let extended = backend.extend(&extend).await.expect("works");
+        assert!(matches!(extended, Extend::Extended(_)), "{:?}: {extended:?}", held.key());
+        assert!(backend.is_locked(held.key()).await.expect("works"));
+        let other = AcquireRequest::new(held.key().clone(), Ttl::DEFAULT).expect("randomness");
+        let outcome = backend.acquire(&other).await.expect("works");
+        assert!(matches!(outcome, Acquire::Contended { .. }), "{:?}: {outcome:?}", held.key());
+        // A replay is granted what it has.
+        let replay = backend.acquire(held).await.expect("works");
+        assert!(matches!(replay, Acquire::Acquired(_)), "{:?}: {replay:?}", held.key());
+    }
+    // New locks: on a key that was never used, on one whose counter has moved, and on one whose
+    // counter has not.
+    let mut granted = Vec::new();
+    for (name, fence) in [("fresh", 1), ("moved and used before", 2), ("used before", free + 1)] {
+        let (request, lease) = grant(&backend, name).await;
+        assert_eq!(lease.fence().get(), fence, "{name}");
+        let other = AcquireRequest::new(key(name), Ttl::DEFAULT).expect("randomness");
+        let outcome = backend.acquire(&other).await.expect("works");
+        assert!(matches!(outcome, Acquire::Contended { .. }), "{name}: {outcome:?}");
+        let replay = backend.acquire(&request).await.expect("works");
+        let Acquire::Acquired(replay) = replay else { panic!("{name}: {replay:?}") };
+        assert_eq!(replay.fence(), lease.fence(), "{name}");
+        granted.push(request);
+    }
+    // And all of them can be given back, and taken again with a larger fence.
+    for held in [&stays, &moves, &splits].into_iter().chain(&granted) {
+        let release = ReleaseRequest::new(held.lock_id()).with_hint(Hint::key(held.key().clone()));
+        let released = backend.release(&release).await.expect("works");
+        assert_eq!(released, Release::Released, "{:?}", held.key());
+        assert!(!backend.is_locked(held.key()).await.expect("works"));
+    }
+    // An undo is final here too: of a lock, and of a request that never arrived.
+    let never = AcquireRequest::new(key("never"), Ttl::DEFAULT).expect("randomness");
+    for request in [&undone, &never] {
+        backend.release(&ReleaseRequest::undo(request)).await.expect("works");
+        assert!(!backend.is_locked(request.key()).await.expect("works"));
+        let late = backend.acquire(request).await.expect("works");
+        assert!(matches!(late, Acquire::Spent), "{:?}: {late:?}", request.key());
+    }
+    assert_eq!(cycle(&backend, "used before").await.expect("works"), free + 2);
+    assert_eq!(cycle(&backend, "stays").await.expect("works"), 2);
+    migration.finish();
+    for (name, fence) in
+        [("used before", free + 3), ("stays", 3), ("moves", 2), ("fresh", 2), ("splits", 2)]
+    {
+        assert_eq!(cycle(&backend, name).await.expect("works"), fence, "{name}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

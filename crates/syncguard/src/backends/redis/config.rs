@@ -7,8 +7,9 @@ use redis::aio::ConnectionLike;
 use redis::{Client, ProtocolVersion, TlsCertificates};
 use unicode_normalization::UnicodeNormalization;
 
+use super::cluster;
 use super::connection::SharedConnection;
-use super::topology::{self, Topology};
+use super::topology::Topology;
 use super::url;
 use crate::common::error::{Error, Result};
 use crate::common::key::Key;
@@ -146,8 +147,12 @@ impl RedisConfig {
         self
     }
 
-    /// Lets `is_locked` delete a record that has been dead for a while, on the side. Off unless
-    /// asked for; fence counters stay in any case.
+    /// Lets `is_locked` delete a record that expired more than two seconds ago, in the background.
+    /// Off by default; fence counters stay in any case.
+    ///
+    /// On Redis this deletes nothing that this library or the TypeScript implementation wrote:
+    /// the server itself removes such a record two seconds after its expiry at the latest. It only
+    /// removes records that something else has made permanent or given a longer life.
     #[must_use]
     pub fn cleanup_in_is_locked(mut self, enabled: bool) -> Self {
         self.cleanup_in_is_locked = enabled;
@@ -191,7 +196,7 @@ impl RedisConfig {
             prefix => format!("fence:{prefix}:"),
         };
         if matches!(&self.target, Target::Ours(topology) if topology.is_cluster()) {
-            topology::refuse_without_tag(space.prefix())?;
+            cluster::refuse_without_tag(space.prefix())?;
         }
         // A prefix so long that not even an index key fits is refused now, not at every lock.
         space.index_key(&crate::LockId::parse("AAAAAAAAAAAAAAAAAAAAAA")?)?;
@@ -250,5 +255,43 @@ impl Names {
         }
         let separator = if pattern.is_empty() { "" } else { ":" };
         pattern + separator + "*"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the TypeScript implementation makes of prefixes, and where ours differs: colons at the
+    /// end do not count from the beginning, and a prefix that leaves no room for an index entry is
+    /// refused when connecting, not at every lock.
+    #[test]
+    fn prefixes_of_the_vectors() {
+        let vectors = include_str!("../../../tests/vectors/config_validation_redis.json");
+        let vectors: serde_json::Value = serde_json::from_str(vectors).expect("JSON");
+        let mut compared = 0;
+        for case in vectors["cases"].as_array().expect("a list") {
+            let prefix = case["keyPrefix"].as_str().expect("a text");
+            let config = RedisConfig::from_url("redis://h").expect("a URL").prefix(prefix);
+            match config.names() {
+                Ok(names) => {
+                    assert_eq!(case["ok"], true, "{prefix}");
+                    let effective = case["effective"].as_str().expect("a text");
+                    assert_eq!(names.space.prefix(), effective.trim_end_matches(':'));
+                }
+                Err(error) => {
+                    assert!(case["ok"] == false || prefix.len() > 951, "{prefix}");
+                    assert_eq!(error.code(), crate::ErrorCode::InvalidArgument, "{prefix}");
+                }
+            }
+            compared += 1;
+        }
+        assert_eq!(compared, 12);
+    }
+
+    #[test]
+    fn a_prefix_is_normalized_when_it_is_configured() {
+        let config = RedisConfig::from_url("redis://h?prefix=cafe%CC%81").expect("a URL");
+        assert_eq!(config.names().expect("valid").space.prefix(), "caf\u{e9}");
     }
 }

@@ -27,6 +27,20 @@ pub(super) fn map(error: &RedisError, operation: &'static str) -> Error {
     if reached_the_store { mapped } else { mapped.without_effect() }
 }
 
+/// Our error for a connection that could not be made. Nothing was sent that could take effect.
+pub(super) fn refused(error: &RedisError, operation: &'static str) -> Error {
+    let refused = match (error.code(), classify(error)) {
+        // The only commands so far were those of logging in and of choosing the database.
+        (Some(_), (ErrorCode::Internal, ..)) => Error::new(
+            ErrorCode::InvalidArgument,
+            "Redis refused the connection as configured; check the number of the database (and \
+             the right to SELECT it), the user and the password in the URL",
+        ),
+        (_, (code, message, _)) => Error::new(code, message),
+    };
+    refused.with_operation("redis", operation).with_source(cause(error)).without_effect()
+}
+
 /// The code, the message, and whether the operation may have taken effect.
 fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
     use ErrorCode::{
@@ -64,6 +78,11 @@ fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
             ErrorKind::InvalidClientConfig | ErrorKind::RESP3NotSupported => {
                 (InvalidArgument, "this redis cannot be used as configured", false)
             }
+            ErrorKind::MasterNameNotFoundBySentinel => (
+                ServiceUnavailable,
+                "the sentinels know no primary of this service; check its name in the URL",
+                false,
+            ),
             _ if error.is_connection_refusal() => {
                 (ServiceUnavailable, "redis refused the connection; is it running there?", false)
             }
@@ -91,7 +110,7 @@ fn is_tls_failure(error: &RedisError) -> bool {
 
 /// The server takes no more clients.
 pub(super) fn full() -> Error {
-    Error::new(ErrorCode::RateLimited, "redis has as many clients as it allows")
+    Error::new(ErrorCode::RateLimited, "Redis refused the connection: maxclients reached")
         .with_operation("redis", CONNECT)
 }
 
@@ -168,5 +187,100 @@ mod tests {
             assert_eq!(mapped.code(), expected, "{error}");
             assert_eq!(mapped.may_have_taken_effect(), may_have_taken_effect, "{error}");
         }
+    }
+
+    /// How an error of the vectors arises here: by a code of the server, or by a kind of I/O error.
+    fn as_here(message: &str) -> RedisError {
+        use io::ErrorKind::{
+            BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable,
+            NotConnected, NotFound, TimedOut,
+        };
+        let kinds = [
+            ("ECONNREFUSED", ConnectionRefused),
+            ("ECONNRESET", ConnectionReset),
+            ("ENOTFOUND", NotFound),
+            ("EHOSTUNREACH", HostUnreachable),
+            ("EPIPE", BrokenPipe),
+            ("Connection is closed", ConnectionAborted),
+            ("max retries", ConnectionAborted),
+            ("writeable", NotConnected),
+            ("timeout", TimedOut),
+            ("timed out", TimedOut),
+            ("ETIMEDOUT", TimedOut),
+        ];
+        if let Some((_, kind)) = kinds.iter().find(|(word, _)| message.contains(word)) {
+            return io::Error::from(*kind).into();
+        }
+        let (code, detail) = message.split_once(' ').expect("a code and a text");
+        make_extension_error(code.to_owned(), Some(detail.to_owned()))
+    }
+
+    /// The TypeScript implementation maps by words, ours by codes; where that leads elsewhere, the
+    /// table of the specification (ADR 032) counts.
+    #[test]
+    fn vectors() {
+        use ErrorCode::{
+            Internal, InvalidArgument, NetworkTimeout, RateLimited, ServiceUnavailable,
+        };
+        let departures = [
+            ("Command timed out", NetworkTimeout),
+            ("connect ETIMEDOUT", NetworkTimeout),
+            ("connect EHOSTUNREACH", ServiceUnavailable),
+            ("write EPIPE", ServiceUnavailable),
+            ("Connection is closed.", ServiceUnavailable),
+            ("Reached the max retries", ServiceUnavailable),
+            ("Stream isn't writeable", ServiceUnavailable),
+            ("connect ECONNREFUSED after timeout", ServiceUnavailable),
+            ("CROSSSLOT", InvalidArgument),
+            ("MOVED", ServiceUnavailable),
+            ("CLUSTERDOWN", ServiceUnavailable),
+            ("LOADING", ServiceUnavailable),
+            ("READONLY", ServiceUnavailable),
+            ("BUSY", ServiceUnavailable),
+            ("OOM", RateLimited),
+            // Codes that Redis does not have.
+            ("SYNTAX", Internal),
+            ("INVALID", Internal),
+        ];
+        let vectors: serde_json::Value =
+            serde_json::from_str(include_str!("../../../tests/vectors/error_mapping_redis.json"))
+                .expect("JSON");
+        let (mut compared, mut departed) = (0, 0);
+        for case in vectors["redis"].as_array().expect("a list") {
+            let input = &case["input"];
+            let message = input["message"].as_str().or_else(|| input["nonError"].as_str());
+            let message = message.expect("a text");
+            let ours = code_of(&as_here(message));
+            let departure = departures.iter().find(|(prefix, _)| message.starts_with(prefix));
+            if let Some((_, expected)) = departure {
+                departed += 1;
+                assert_eq!(ours, *expected, "{message}");
+                assert_ne!(case["code"], ours.as_str(), "{message} is no departure");
+            } else {
+                assert_eq!(case["code"], ours.as_str(), "{message}");
+            }
+            compared += 1;
+        }
+        assert_eq!((compared, departed), (35, departures.len()));
+    }
+
+    /// While connecting, a refusal without a row of its own is about the configuration.
+    #[test]
+    fn refusals_while_connecting() {
+        for (code, expected) in [
+            ("ERR", ErrorCode::InvalidArgument),
+            ("NOPROTO", ErrorCode::InvalidArgument),
+            ("DENIED", ErrorCode::InvalidArgument),
+            ("WRONGPASS", ErrorCode::AuthFailed),
+            ("LOADING", ErrorCode::ServiceUnavailable),
+            ("OOM", ErrorCode::RateLimited),
+        ] {
+            let error = make_extension_error(code.to_owned(), Some("canary".to_owned()));
+            let refused = refused(&error, CONNECT);
+            assert_eq!(refused.code(), expected, "{code}");
+            assert!(!refused.may_have_taken_effect(), "{code}");
+        }
+        let lost = RedisError::from(io::Error::from(io::ErrorKind::ConnectionReset));
+        assert!(!refused(&lost, CONNECT).may_have_taken_effect());
     }
 }

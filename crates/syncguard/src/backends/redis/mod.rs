@@ -10,12 +10,17 @@
 //! See `docs/specs/redis.md` for what can make fences go backwards here.
 
 mod advice;
+mod cluster;
 mod config;
 mod connection;
+mod dial;
 mod error;
 mod record;
 mod replicas;
+mod scattered;
 mod scripts;
+mod sentinel;
+mod survey;
 mod topology;
 mod url;
 mod wake;
@@ -48,7 +53,7 @@ use connection::{Connection, Multiplexed};
 use replicas::{Confirmed, Replicas};
 use scripts::Argument::{Number, Text};
 use scripts::Scripts;
-use topology::Finder;
+use topology::{Finder, Timeouts};
 use wake::{Channels, Waker};
 
 /// How long records outlive their tolerance, so that "expired" can be told from "not found".
@@ -67,8 +72,7 @@ struct Shared {
     /// Nobody can be woken through a connection of the caller's own.
     waker: Option<Waker>,
     replicas: Option<Replicas>,
-    /// By which command a release is told.
-    publish: &'static str,
+    is_cluster: bool,
     channels: Channels,
     cleanup: Arc<CleanupGate>,
 }
@@ -81,19 +85,25 @@ impl RedisBackend {
     /// Dropped half-way, nothing is left behind.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
         let names = config.names()?;
-        let timeouts = [config.connect_timeout, config.response_timeout];
+        let timeouts = Timeouts {
+            connect: config.connect_timeout,
+            response: config.response_timeout,
+            replicas: config.replicas.map_or(Duration::ZERO, |(_count, timeout)| timeout),
+        };
         let prefix = names.space.prefix();
         let (connection, finder, database) = match config.target {
             Target::Ours(topology) => {
                 let (database, certificates) = (topology.database(), config.certificates);
-                let finder = Finder::new(*topology, certificates, timeouts, prefix.to_owned())?;
+                let finder =
+                    Finder::new(*topology, certificates.as_ref(), timeouts, prefix.to_owned())?;
                 let finder = Arc::new(finder);
                 let connection = Multiplexed::open(Arc::clone(&finder)).await?;
                 (Connection::Ours(connection), Some(finder), database)
             }
             Target::Theirs(connection) => {
                 let database = connection.database();
-                (Connection::Theirs(connection), None, database)
+                let inspection_timeout = config.response_timeout;
+                (Connection::Theirs { connection, inspection_timeout }, None, database)
             }
         };
         let is_cluster = finder.as_ref().is_some_and(|finder| finder.is_cluster());
@@ -113,7 +123,7 @@ impl RedisBackend {
                 waker: finder.map(|finder| Waker::start(finder, channels.clone())),
                 channels,
                 replicas: replicas.map(|(finder, wanted)| Replicas::new(finder, wanted)),
-                publish: if is_cluster { "SPUBLISH" } else { "PUBLISH" },
+                is_cluster,
                 cleanup: Arc::new(CleanupGate::new(config.cleanup_in_is_locked)),
             }),
         })
@@ -133,11 +143,39 @@ impl RedisBackend {
 
     /// The index key of an id and the lock key that the hint names; the index again without one. A
     /// hint that cannot be a lock's key is none.
-    fn keys_of(&self, lock_id: &LockId, hint: &Hint) -> Result<[String; 2]> {
+    ///
+    /// On a Cluster a missing hint is looked up first: while a slot moves, a script finds only keys
+    /// that it has declared.
+    async fn keys_of(
+        &self,
+        operation: &'static str,
+        lock_id: &LockId,
+        hint: &Hint,
+    ) -> Result<[String; 2]> {
         let names = &self.shared.names;
         let index = names.space.index_key(lock_id)?;
-        let hinted = hint.key.as_ref().and_then(|key| names.lock_key(key).ok());
+        let mut hinted = hint.key.as_ref().and_then(|key| names.lock_key(key).ok());
+        if hinted.is_none() && self.shared.is_cluster {
+            hinted = self.lock_key_of(operation, &index).await?;
+        }
         Ok([index.clone(), hinted.unwrap_or(index)])
+    }
+
+    /// Where the lock is that an index entry leads to. The mark of an undo leads nowhere.
+    async fn lock_key_of(&self, operation: &'static str, index: &str) -> Result<Option<String>> {
+        let entry = self.index_entry(operation, index).await?;
+        Ok(entry.filter(|lock_key| !lock_key.is_empty()))
+    }
+
+    async fn index_entry(&self, operation: &'static str, index: &str) -> Result<Option<String>> {
+        let script = &self.shared.scripts.resolve;
+        match self.shared.connection.run(operation, script, &[index], &[]).await? {
+            Value::Nil => Ok(None),
+            entry => match text(&entry) {
+                Some(lock_key) => Ok(Some(lock_key.to_owned())),
+                None => Err(error::nonsense(operation)),
+            },
+        }
     }
 
     /// Undoes an acquire that was granted but not confirmed, and returns the error to report.
@@ -227,7 +265,21 @@ impl LockBackend for RedisBackend {
         let keys = [lock_key.as_str(), &index_key, &fence_key];
         let script = &self.shared.scripts.acquire;
         let answer = match &self.shared.replicas {
-            None => self.shared.connection.run(OPERATION, script, &keys, &arguments).await,
+            None => {
+                match self
+                    .shared
+                    .connection
+                    .run_together(OPERATION, script, &keys, &arguments)
+                    .await
+                {
+                    Ok(Some(claim)) if scattered::is_claim(&claim) => {
+                        self.seal(request, [&lock_key, &fence_key]).await
+                    }
+                    Ok(Some(answer)) => Ok(answer),
+                    Ok(None) => self.acquire_scattered(request, keys).await,
+                    Err(error) => Err(error),
+                }
+            }
             Some(replicas) => {
                 let is_granted = |answer: &Value| matches!(list(answer), Some((1, _)));
                 match replicas.run(OPERATION, script, &keys, &arguments, is_granted).await {
@@ -246,6 +298,8 @@ impl LockBackend for RedisBackend {
             }),
             Some((1, [fence, expires])) => text(fence)
                 .and_then(|fence| fence.parse::<Fence>().ok())
+                // A claim that nobody has sealed is not granted.
+                .filter(|fence| fence.get() > 0)
                 .zip(number(expires))
                 .map(|(fence, expires_ms)| {
                     fence.warn_near_the_end(key);
@@ -272,7 +326,8 @@ impl LockBackend for RedisBackend {
         /// Longer than any request is under way.
         const MARK_MS: u64 = 60_000;
         let lock_id = request.lock_id();
-        let [index_key, hinted] = self.keys_of(&lock_id, request.hint())?;
+        let keys = self.keys_of(OPERATION, &lock_id, request.hint()).await;
+        let [index_key, hinted] = keys.map_err(|error| error.with_lock_id(lock_id))?;
         let mark_ms = if request.is_undo() { MARK_MS } else { 0 };
         let arguments = [
             Text(lock_id.expose()),
@@ -280,14 +335,16 @@ impl LockBackend for RedisBackend {
             Number(mark_ms),
             Text(&self.shared.channels.of_lock(&hinted)),
             Text(self.shared.channels.prefix()),
-            Text(self.shared.publish),
+            Text(if self.shared.is_cluster { "SPUBLISH" } else { "PUBLISH" }),
         ];
         let keys = [index_key.as_str(), &hinted];
-        let answer = self
-            .shared
-            .connection
-            .run(OPERATION, &self.shared.scripts.release, &keys, &arguments)
-            .await;
+        let script = &self.shared.scripts.release;
+        let connection = &self.shared.connection;
+        let answer = match connection.run_together(OPERATION, script, &keys, &arguments).await {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => self.release_scattered(request, keys, mark_ms).await,
+            Err(error) => Err(error),
+        };
         match answer.map_err(|error| error.with_lock_id(lock_id))? {
             Value::Int(1) => Ok(Release::Released),
             Value::Int(0) => Ok(Release::NotHeld(Absence::NotFound)),
@@ -300,7 +357,8 @@ impl LockBackend for RedisBackend {
     async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
         const OPERATION: &str = "extend";
         let lock_id = request.lock_id();
-        let [index_key, hinted] = self.keys_of(&lock_id, request.hint())?;
+        let keys = self.keys_of(OPERATION, &lock_id, request.hint()).await;
+        let [index_key, hinted] = keys.map_err(|error| error.with_lock_id(lock_id))?;
         let ttl_ms = request.ttl().as_millis();
         let arguments = [
             Text(lock_id.expose()),
@@ -309,11 +367,13 @@ impl LockBackend for RedisBackend {
             Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
         ];
         let keys = [index_key.as_str(), &hinted];
-        let answer = self
-            .shared
-            .connection
-            .run(OPERATION, &self.shared.scripts.extend, &keys, &arguments)
-            .await;
+        let script = &self.shared.scripts.extend;
+        let connection = &self.shared.connection;
+        let answer = match connection.run_together(OPERATION, script, &keys, &arguments).await {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => self.extend_scattered(request, keys).await,
+            Err(error) => Err(error),
+        };
         let answer = answer.map_err(|error| error.with_lock_id(lock_id))?;
         let outcome = match list(&answer) {
             Some((1, [expires])) => number(expires).map(|expires_ms| {
@@ -363,7 +423,11 @@ impl LockBackend for RedisBackend {
 
     async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
         let index_key = self.shared.names.space.index_key(lock_id)?;
-        let found = self.lookup(&index_key, lock_id.expose()).await;
+        let found = if self.shared.is_cluster {
+            self.lookup_in_two_steps(&index_key, lock_id).await
+        } else {
+            self.lookup(&index_key, lock_id.expose()).await
+        };
         found.map_err(|error| error.with_lock_id(*lock_id))
     }
 
@@ -377,6 +441,17 @@ impl LockBackend for RedisBackend {
 }
 
 impl RedisBackend {
+    /// On a Cluster, where a script finds only keys that it has declared while a slot moves.
+    async fn lookup_in_two_steps(
+        &self,
+        index_key: &str,
+        lock_id: &LockId,
+    ) -> Result<Option<StoredLock>> {
+        let Some(lock_key) = self.lock_key_of("lookup", index_key).await? else { return Ok(None) };
+        let found = self.lookup(&lock_key, "").await?;
+        Ok(found.filter(|lock| lock.lock_id == *lock_id))
+    }
+
     async fn lookup(&self, name: &str, lock_id: &str) -> Result<Option<StoredLock>> {
         const OPERATION: &str = "lookup";
         let arguments = [Number(TIME_TOLERANCE_MS), Text(lock_id)];
@@ -400,7 +475,7 @@ impl Inspector for RedisBackend {
             let (script, connection) = (&self.shared.scripts.list, &self.shared.connection);
             // A name like ours, so that a Cluster knows where to look.
             let name = format!("{}:", self.shared.names.space.prefix());
-            let answer = connection.run(OPERATION, script, &[&name], &arguments).await?;
+            let answer = connection.inspect(OPERATION, script, &[&name], &arguments).await?;
             let Value::Array(items) = &answer else { return Err(error::nonsense(OPERATION)) };
             let (next, records) = items.split_first().ok_or_else(|| error::nonsense(OPERATION))?;
             let next = text(next).ok_or_else(|| error::nonsense(OPERATION))?;

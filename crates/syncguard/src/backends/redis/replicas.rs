@@ -60,7 +60,7 @@ impl Replicas {
         let idle = self.idle().pop();
         let connection = match idle {
             Some(connection) => connection,
-            None => self.connect().await.map_err(|cause| error::map(&cause, operation).without_effect())?,
+            None => self.connect().await.map_err(|cause| error::refused(&cause, operation))?,
         };
         let mut line = Line::Ours(connection.clone());
         let answer = script.run(&mut line, keys, arguments).await.map_err(|cause| {

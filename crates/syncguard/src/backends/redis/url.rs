@@ -2,12 +2,13 @@
 
 use redis::{
     ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
-    TlsCertificates,
+    RedisConnectionInfo, TlsCertificates,
 };
 
 use super::config::{RedisConfig, Target};
 use super::error;
-use super::topology::{Sentinel, Topology};
+use super::sentinel::Sentinel;
+use super::topology::Topology;
 use crate::common::error::{Error, Result};
 use crate::common::url_options::UrlOptions;
 
@@ -109,20 +110,25 @@ fn hosts(scheme: &str, rest: &str, default_port: u16) -> Result<Vec<ConnectionIn
 
 /// `login@sentinel,sentinel/service/database`; the login is the primary's.
 fn sentinel(scheme: &str, rest: &str, options: &mut UrlOptions) -> Result<Sentinel> {
-    let (login, addresses, path) = authority(rest);
+    let (login_of_primary, addresses, path) = authority(rest);
     let (service, database) = path.split_once('/').unwrap_or((path, ""));
     if service.is_empty() {
         return Err(Error::invalid(
             "the URL names no service; it looks like redis+sentinel://host:26379/service/0",
         ));
     }
+    let mut login = RedisConnectionInfo::default();
+    if let Some(user) = options.take("sentinel_user")? {
+        login = login.set_username(user);
+    }
+    if let Some(password) = options.take("sentinel_password")? {
+        login = login.set_password(password);
+    }
     let sentinels = hosts(scheme, addresses, 26379)?;
-    let primary = info(format!("{scheme}://{login}@primary/{database}"))?;
+    let primary = info(format!("{scheme}://{login_of_primary}@primary/{database}"))?;
     Ok(Sentinel {
-        is_tls: matches!(primary.addr(), ConnectionAddr::TcpTls { .. }),
-        addresses: sentinels.iter().map(|sentinel| sentinel.addr().clone()).collect(),
+        nodes: sentinels.into_iter().map(|node| node.set_redis_settings(login.clone())).collect(),
         service: service.to_owned(),
-        login: (options.take("sentinel_user")?, options.take("sentinel_password")?),
         primary: primary.redis_settings().clone(),
     })
 }
@@ -170,8 +176,9 @@ mod tests {
         assert_eq!(found.service, "shop");
         assert_eq!(found.primary.db(), 3);
         assert_eq!(found.primary.password(), Some("secret"));
-        assert_eq!(found.login.1.as_deref(), Some("other"));
-        let shown: Vec<_> = found.addresses.iter().map(ToString::to_string).collect();
+        let logins = found.nodes.iter().map(|node| node.redis_settings().password());
+        assert!(logins.into_iter().all(|password| password == Some("other")));
+        let shown: Vec<_> = found.nodes.iter().map(|node| node.addr().to_string()).collect();
         assert_eq!(shown, ["a:26379", "b:26380"]);
     }
 

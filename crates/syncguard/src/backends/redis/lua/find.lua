@@ -17,6 +17,10 @@ local function find(lock_id, index, hint)
   end
   local raw = redis.call('GET', lock)
   if not raw then
+    if is_asked and lock ~= hint then
+      -- It may still be at the node that the slot comes from.
+      error(redis.error_reply('TRYAGAIN the lock is on its way'))
+    end
     return nil
   end
   local held_by, expires = holder(raw)

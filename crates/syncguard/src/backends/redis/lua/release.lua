@@ -9,17 +9,24 @@ if lock == FOREIGN then
   return FOREIGN
 end
 local is_live = lock and expires > now_ms() - ARGV[2]
+-- A copy of the acquire that arrives after its undo finds the mark and is refused. The mark takes
+-- the entry's place: a slot that moves away lets nobody create what was just deleted. Without a
+-- mark, for lack of memory, the lock is free all the same, but the undo is not done.
+local marked = ARGV[3] ~= '0' and redis.pcall('SET', KEYS[1], '', 'PX', ARGV[3])
 if is_live then
-  redis.call('DEL', lock, KEYS[1])
-end
--- A copy of the acquire that arrives after its undo finds the mark and is refused.
-if ARGV[3] ~= '0' then
-  redis.call('SET', KEYS[1], '', 'PX', ARGV[3])
-end
-if is_live then
+  if marked and not marked.err then
+    redis.call('DEL', lock)
+  else
+    redis.call('DEL', lock, KEYS[1])
+  end
   -- The last thing, and it cannot fail the release: a user may lack the right to publish.
   local channel = lock == KEYS[2] and ARGV[4] or ARGV[5] .. redis.sha1hex(lock)
   redis.pcall(ARGV[6], channel, '')
+end
+if marked and marked.err then
+  return marked
+end
+if is_live then
   return 1
 end
 return lock and 2 or 0

@@ -1,0 +1,210 @@
+//! Opens connections: TCP, TLS or a Unix socket.
+//!
+//! The driver could open them too, but its TLS takes the provider of cryptography from the process
+//! and reads the machine's certificates each time.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisResult,
+    TlsCertificates,
+};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, Sleep};
+use tokio_rustls::TlsConnector;
+
+use crate::common::crypto;
+use crate::common::error::{Error, Result};
+
+/// Opens connections.
+pub(super) struct Dialer {
+    tls: Option<TlsConnector>,
+    /// A connection on which a request had no answer for so long is closed.
+    silence: Duration,
+}
+
+impl Dialer {
+    /// Reads the certificates, once; nothing is sent.
+    pub(super) fn new(
+        is_tls: bool,
+        certificates: Option<&TlsCertificates>,
+        silence: Duration,
+    ) -> Result<Self> {
+        let tls = match (is_tls, certificates) {
+            (false, None) => None,
+            (false, Some(_)) => return Err(Error::invalid("certificates need a rediss:// URL")),
+            (true, certificates) => Some(TlsConnector::from(Arc::new(tls(certificates)?))),
+        };
+        Ok(Self { tls, silence })
+    }
+
+    /// Opens a connection and logs in. Takes as long as it takes; the caller sets the limit.
+    pub(super) async fn open(
+        &self,
+        server: &ConnectionInfo,
+        config: AsyncConnectionConfig,
+    ) -> RedisResult<MultiplexedConnection> {
+        if has_own_tls(server) {
+            let client = Client::open(server.clone())?;
+            return client.get_multiplexed_async_connection_with_config(&config).await;
+        }
+        let stream = self.stream(server.addr()).await?;
+        let watched = Watched { stream, silence: self.silence, asked: None, timer: None };
+        let (connection, driver) =
+            MultiplexedConnection::new_with_config(server.redis_settings(), watched, config)
+                .await?;
+        // It ends with the last clone of the connection, or with the stream.
+        tokio::spawn(driver);
+        Ok(connection)
+    }
+
+    /// Opens the stream beneath a connection.
+    pub(super) async fn stream(&self, address: &ConnectionAddr) -> RedisResult<Box<dyn Stream>> {
+        match address {
+            ConnectionAddr::Tcp(host, port) => Ok(Box::new(tcp(host, *port).await?)),
+            ConnectionAddr::TcpTls { host, port, insecure: false, .. } => {
+                let no_tls = || (ErrorKind::InvalidClientConfig, "TLS was not prepared");
+                let tls = self.tls.as_ref().ok_or_else(no_tls)?;
+                let name = ServerName::try_from(host.clone())?;
+                let stream = tcp(host, *port).await?;
+                Ok(Box::new(tls.connect(name, stream).await?))
+            }
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => {
+                Ok(Box::new(tokio::net::UnixStream::connect(path).await?))
+            }
+            _ => Err((ErrorKind::InvalidClientConfig, "no such kind of address").into()),
+        }
+    }
+}
+
+/// Whether a client of the caller's own brings certificates. Only the driver can read them, so it
+/// opens these connections, with the process's provider of cryptography.
+pub(super) fn has_own_tls(server: &ConnectionInfo) -> bool {
+    matches!(server.addr(), ConnectionAddr::TcpTls { tls_params: Some(_), .. })
+}
+
+/// Connects to whichever address of the host answers first.
+async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let mut attempts = JoinSet::new();
+    for address in tokio::net::lookup_host((host, port)).await? {
+        attempts.spawn(TcpStream::connect(address));
+    }
+    let mut failure = io::Error::from(io::ErrorKind::NotFound);
+    while let Some(connected) = attempts.join_next().await {
+        match connected {
+            Ok(Ok(stream)) => {
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+            Ok(Err(cause)) => failure = cause,
+            Err(_ended) => {}
+        }
+    }
+    Err(failure)
+}
+
+fn tls(certificates: Option<&TlsCertificates>) -> Result<ClientConfig> {
+    let unreadable = |what: &str| Error::invalid(format!("{what} is not a PEM file of that kind"));
+    let mut roots = RootCertStore::empty();
+    match certificates.and_then(|certificates| certificates.root_cert.as_deref()) {
+        None => {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+        Some(file) => {
+            for certificate in CertificateDer::pem_slice_iter(file) {
+                let added = certificate.ok().and_then(|found| roots.add(found).ok());
+                added.ok_or_else(|| unreadable("the root certificate (tls_ca)"))?;
+            }
+            if roots.is_empty() {
+                return Err(unreadable("the root certificate (tls_ca)"));
+            }
+        }
+    }
+    let builder = ClientConfig::builder_with_provider(crypto::provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|_cause| Error::invalid("the provider of cryptography has no TLS 1.2 or 1.3"))?
+        .with_root_certificates(roots);
+    let Some(own) = certificates.and_then(|certificates| certificates.client_tls.as_ref()) else {
+        return Ok(builder.with_no_client_auth());
+    };
+    let chain =
+        CertificateDer::pem_slice_iter(&own.client_cert).collect::<std::result::Result<_, _>>();
+    let chain = chain.map_err(|_cause| unreadable("the client certificate (tls_cert)"))?;
+    let key = PrivateKeyDer::from_pem_slice(&own.client_key)
+        .map_err(|_cause| unreadable("the client key (tls_key)"))?;
+    builder
+        .with_client_auth_cert(chain, key)
+        .map_err(|_cause| unreadable("the client certificate (tls_cert)"))
+}
+
+/// What a connection can run over.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// A stream that ends when a request gets no answer. Without this, a connection that was given up
+/// while a dead server owed it an answer would never be closed.
+struct Watched {
+    stream: Box<dyn Stream>,
+    silence: Duration,
+    /// When something was sent that nothing has been heard of since.
+    asked: Option<Instant>,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if let Poll::Ready(read) = Pin::new(&mut this.stream).poll_read(context, buffer) {
+            this.asked = None;
+            return Poll::Ready(read);
+        }
+        while let Some(asked) = this.asked {
+            let due = asked + this.silence;
+            if due <= Instant::now() {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            // One timer serves many requests: it is moved only when it fires.
+            let timer = this.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
+            ready!(timer.as_mut().poll(context));
+            this.timer = None;
+        }
+        Poll::Pending
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = &mut *self;
+        let written = ready!(Pin::new(&mut this.stream).poll_write(context, bytes))?;
+        this.asked.get_or_insert_with(Instant::now);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,174 @@
+//! Locks whose keys are at two nodes of a Cluster, because their slot is on its way from one to the
+//! other. That can last: a slot with many keys moves for minutes, and one that was left half-way stays
+//! so.
+//!
+//! A script must declare its keys, and neither node runs one whose keys are not all there. So each key
+//! has a script of its own here, which is sent to where the key is, and the order of the steps keeps
+//! what one script keeps otherwise:
+//!
+//! * A lock that exists is extended and released by its own record, which names its holder.
+//! * A new lock is *claimed* first, at the node that the slot moves to, the only one where keys can be
+//!   created. Its fence is drawn while it is claimed, wherever the counter is, and then *sealed* in the
+//!   record. Claims exclude each other, so fences grow from holder to holder as ever. A claim whose
+//!   owner is gone ends with its TTL, like every lock.
+
+use redis::Value;
+
+use super::scripts::Argument::{Number, Text};
+use super::{GRACE_MS, RedisBackend, error, list, number, record, text};
+use crate::common::error::{Error, ErrorCode, Result};
+use crate::common::fence::Fence;
+use crate::common::time::TIME_TOLERANCE_MS;
+use crate::contract::LockBackend;
+use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
+
+impl RedisBackend {
+    /// As the acquire script, with its answers.
+    pub(super) async fn acquire_scattered(
+        &self,
+        request: &AcquireRequest,
+        [lock_key, index_key, fence_key]: [&str; 3],
+    ) -> Result<Value> {
+        const OPERATION: &str = "acquire";
+        const ATTEMPTS: u32 = 3;
+        // An entry at the node that the slot leaves would not be seen by the claim.
+        let entry = self.index_entry(OPERATION, index_key).await?;
+        if entry.as_deref() == Some("") {
+            return Ok(Value::Array(vec![Value::Int(2)]));
+        }
+        let ttl_ms = request.ttl().as_millis();
+        let lock_id = request.lock_id();
+        let arguments = [
+            Text(lock_id.expose()),
+            Number(ttl_ms),
+            Number(TIME_TOLERANCE_MS),
+            Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
+            Text(&record::quoted(request.key())),
+            Text(index_key),
+            Number(u64::from(entry.is_some())),
+        ];
+        let script = &self.shared.scripts.claim;
+        for _ in 0..ATTEMPTS {
+            let answer =
+                self.shared.connection.run(OPERATION, script, &[lock_key], &arguments).await?;
+            match list(&answer) {
+                Some((3, [])) => {}
+                _ if is_claim(&answer) => {
+                    return self.seal(request, [lock_key, fence_key]).await;
+                }
+                _ => return Ok(answer),
+            }
+        }
+        Err(Error::new(ErrorCode::ServiceUnavailable, "the slot of this lock is moving; try again")
+            .with_operation("redis", OPERATION)
+            .without_effect())
+    }
+
+    /// Gives a claimed lock its fence. The claim was written, so every error from here on may have
+    /// taken effect, unless the claim was undone.
+    pub(super) async fn seal(
+        &self,
+        request: &AcquireRequest,
+        [lock_key, fence_key]: [&str; 2],
+    ) -> Result<Value> {
+        let sealed = self.draw_and_seal(request, [lock_key, fence_key]).await;
+        match sealed.map_err(Error::after_effect)? {
+            // No fence, no lock.
+            refused if matches!(list(&refused), Some((..0, _))) => {
+                let undone = self.release(&ReleaseRequest::undo(request)).await;
+                undone.map_err(Error::after_effect)?;
+                Ok(refused)
+            }
+            sealed => Ok(sealed),
+        }
+    }
+
+    async fn draw_and_seal(
+        &self,
+        request: &AcquireRequest,
+        [lock_key, fence_key]: [&str; 2],
+    ) -> Result<Value> {
+        const OPERATION: &str = "acquire";
+        let (scripts, connection) = (&self.shared.scripts, &self.shared.connection);
+        let largest = [Number(Fence::MAX.get())];
+        let drawn = connection.run(OPERATION, &scripts.draw, &[fence_key], &largest).await?;
+        let Some((1, [fence])) = list(&drawn) else { return Ok(drawn) };
+        let fence = text(fence).ok_or_else(|| error::nonsense(OPERATION))?;
+        let lock_id = request.lock_id();
+        let arguments = [Text(lock_id.expose()), Number(TIME_TOLERANCE_MS), Text(fence)];
+        connection.run(OPERATION, &scripts.seal, &[lock_key], &arguments).await
+    }
+
+    /// As the extend script, with its answers.
+    pub(super) async fn extend_scattered(
+        &self,
+        request: &ExtendRequest,
+        [index_key, hinted]: [&str; 2],
+    ) -> Result<Value> {
+        const OPERATION: &str = "extend";
+        let (lock_id, ttl_ms) = (request.lock_id(), request.ttl().as_millis());
+        let (scripts, connection) = (&self.shared.scripts, &self.shared.connection);
+        let storage_ms = Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS);
+        let arguments =
+            [Text(lock_id.expose()), Number(TIME_TOLERANCE_MS), Number(ttl_ms), storage_ms];
+        let script = &scripts.extend_one;
+        let mut lock_key = hinted.to_owned();
+        let mut answer = connection.run(OPERATION, script, &[hinted], &arguments).await?;
+        if matches!(list(&answer), Some((0, []))) {
+            let Some(entry) = self.lock_key_of(OPERATION, index_key).await? else {
+                return Ok(answer);
+            };
+            lock_key = entry;
+            answer = connection.run(OPERATION, script, &[&lock_key], &arguments).await?;
+        }
+        if matches!(list(&answer), Some((1, _))) {
+            let entry = [Text(&lock_key), storage_ms];
+            let written = connection.run(OPERATION, &scripts.index, &[index_key], &entry).await;
+            written.map_err(Error::after_effect)?;
+        }
+        Ok(answer)
+    }
+
+    /// As the release script, with its answers.
+    pub(super) async fn release_scattered(
+        &self,
+        request: &ReleaseRequest,
+        [index_key, hinted]: [&str; 2],
+        mark_ms: u64,
+    ) -> Result<Value> {
+        const OPERATION: &str = "release";
+        let lock_id = request.lock_id();
+        let (scripts, connection) = (&self.shared.scripts, &self.shared.connection);
+        let entry = self.lock_key_of(OPERATION, index_key).await?;
+        if mark_ms > 0 {
+            // Before the lock is free, so that no late copy of the acquire comes in between.
+            let mark = [Text(""), Number(mark_ms)];
+            connection.run(OPERATION, &scripts.index, &[index_key], &mark).await?;
+        }
+        let arguments = [
+            Text(lock_id.expose()),
+            Number(TIME_TOLERANCE_MS),
+            Text(self.shared.channels.prefix()),
+            Text("SPUBLISH"),
+        ];
+        let script = &scripts.release_one;
+        let mut answer = connection.run(OPERATION, script, &[hinted], &arguments).await?;
+        if let (Value::Int(0), Some(entry)) = (&answer, entry.filter(|entry| entry != hinted)) {
+            answer = connection.run(OPERATION, script, &[&entry], &arguments).await?;
+        }
+        if mark_ms == 0 && answer == Value::Int(1) {
+            // An entry that leads nowhere expires by itself.
+            let nothing = [Text(""), Number(0)];
+            drop(connection.run(OPERATION, &scripts.index, &[index_key], &nothing).await);
+        }
+        Ok(answer)
+    }
+}
+
+/// Whether a lock was granted that has no fence yet.
+pub(super) fn is_claim(answer: &Value) -> bool {
+    match list(answer) {
+        Some((1, [fence, _expires])) => number(fence) == Some(0),
+        _ => false,
+    }
+}

@@ -1,0 +1,69 @@
+//! The primary of a service, as the sentinels know it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use redis::aio::MultiplexedConnection;
+use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisConnectionInfo, RedisResult, Value};
+
+use super::survey::{Answer, survey};
+use super::topology::{Finder, at};
+
+/// A service that sentinels watch.
+#[derive(Clone)]
+pub(super) struct Sentinel {
+    /// The sentinels themselves, with how to log in to them.
+    pub(super) nodes: Vec<ConnectionInfo>,
+    pub(super) service: String,
+    /// How to log in to the primary.
+    pub(super) primary: RedisConnectionInfo,
+}
+
+impl Sentinel {
+    pub(super) fn is_tls(&self) -> bool {
+        let is_tls = |node: &ConnectionInfo| matches!(node.addr(), ConnectionAddr::TcpTls { .. });
+        self.nodes.iter().any(is_tls)
+    }
+
+    /// Asks the sentinels for the primary. The highest epoch counts: it is that of the last failover
+    /// that a majority of them agreed on, and a sentinel that is cut off does not know it.
+    pub(super) async fn find(&self, finder: &Arc<Finder>) -> RedisResult<ConnectionInfo> {
+        let ask = |node: ConnectionInfo| {
+            let (finder, sentinel) = (Arc::clone(finder), self.clone());
+            async move { sentinel.ask(&finder, &node).await }
+        };
+        let found = survey(self.nodes.clone(), finder.patience(), ask).await?;
+        Ok(found.server)
+    }
+
+    async fn ask(&self, finder: &Finder, node: &ConnectionInfo) -> RedisResult<Answer> {
+        let mut asked = finder.open(node, finder.connection_config()).await?;
+        let mut question = redis::cmd("SENTINEL");
+        let services: Vec<HashMap<String, String>> =
+            question.arg("MASTERS").query_async(&mut asked).await?;
+        let field = |service: &HashMap<String, String>, name: &str| {
+            service.get(name).cloned().unwrap_or_default()
+        };
+        let service = services.iter().find(|service| field(service, "name") == self.service);
+        let unknown = || (ErrorKind::MasterNameNotFoundBySentinel, "no such service");
+        let service = service.ok_or_else(unknown)?;
+        let port = field(service, "port").parse().map_err(|_cause| unknown())?;
+        let epoch = field(service, "config-epoch").parse().unwrap_or(0);
+        // Down by agreement of a quorum: there is no primary until a new one is chosen.
+        let is_usable = !field(service, "flags").contains("o_down");
+        let server = at(node, &field(service, "ip"), port).set_redis_settings(self.primary.clone());
+        Ok(Answer { server, rank: (epoch, u64::from(!is_usable)), is_usable })
+    }
+}
+
+/// Refuses a server that says it is not the primary. A user who may not ask is served: a replica
+/// refuses writes by itself.
+pub(super) async fn refuse_a_replica(connection: &mut MultiplexedConnection) -> RedisResult<()> {
+    let role = redis::cmd("ROLE").query_async::<Vec<Value>>(connection).await;
+    match role {
+        Ok(role) if role.first() == Some(&Value::BulkString(b"master".to_vec())) => Ok(()),
+        Ok(_) => Err(redis::make_extension_error("READONLY".to_owned(), None)),
+        Err(cause) if cause.code().is_some() => Ok(()),
+        Err(cause) => Err(cause),
+    }
+}

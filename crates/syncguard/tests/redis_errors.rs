@@ -1,0 +1,252 @@
+//! What the Redis backend says when something goes wrong: the Redis column of the table of errors, row
+//! by row, with its context; refusals while connecting; and deadlines.
+#![cfg(feature = "redis")]
+
+mod redis_fake;
+mod servers;
+
+use std::time::{Duration, Instant};
+
+use redis_fake::FakeRedis;
+use servers::{grant, key, request};
+use syncguard::redis::RedisConfig;
+use syncguard::{
+    Acquire, AcquireRequest, Error, ErrorCode, Extend, ExtendRequest, LockBackend, RedisBackend,
+    ReleaseRequest, TimeAuthority, Timestamp, Ttl,
+};
+use test_support::{RedisOptions, RedisServer};
+
+/// Every code of the table that a server can answer, with our code for it. None of them has changed
+/// anything, but for what nobody knows.
+const TABLE: [(&str, ErrorCode, bool); 21] = [
+    ("LOADING", ErrorCode::ServiceUnavailable, false),
+    ("BUSY", ErrorCode::ServiceUnavailable, false),
+    ("READONLY", ErrorCode::ServiceUnavailable, false),
+    ("MASTERDOWN", ErrorCode::ServiceUnavailable, false),
+    ("CLUSTERDOWN", ErrorCode::ServiceUnavailable, false),
+    ("TRYAGAIN", ErrorCode::ServiceUnavailable, false),
+    ("MOVED", ErrorCode::ServiceUnavailable, false),
+    ("ASK", ErrorCode::ServiceUnavailable, false),
+    ("NOREPLICAS", ErrorCode::ServiceUnavailable, false),
+    ("MISCONF", ErrorCode::ServiceUnavailable, false),
+    ("NOAUTH", ErrorCode::AuthFailed, false),
+    ("WRONGPASS", ErrorCode::AuthFailed, false),
+    ("NOPERM", ErrorCode::AuthFailed, false),
+    ("OOM", ErrorCode::RateLimited, false),
+    ("WRONGTYPE", ErrorCode::InvalidArgument, false),
+    ("CROSSSLOT", ErrorCode::InvalidArgument, false),
+    // A script of ours that the server does not understand is a defect, not input.
+    ("ERR", ErrorCode::Internal, true),
+    ("SYNTAX", ErrorCode::Internal, true),
+    ("UNKILLABLE", ErrorCode::Internal, true),
+    ("EXECABORT", ErrorCode::Internal, true),
+    ("WHATEVER", ErrorCode::Internal, true),
+];
+
+async fn connect(url: &str) -> syncguard::Result<RedisBackend> {
+    RedisBackend::connect(RedisConfig::from_url(url).expect("a URL")).await
+}
+
+fn url(fake: &FakeRedis) -> String {
+    format!("redis://127.0.0.1:{}/0", fake.port())
+}
+
+/// The errors of all operations, with their names.
+async fn errors(backend: &RedisBackend) -> Vec<(&'static str, Error)> {
+    let (request, id) = (request("canary"), request("other").lock_id());
+    vec![
+        ("acquire", backend.acquire(&request).await.expect_err("refused")),
+        ("release", backend.release(&ReleaseRequest::new(id)).await.expect_err("refused")),
+        (
+            "extend",
+            backend.extend(&ExtendRequest::new(id, Ttl::DEFAULT)).await.expect_err("refused"),
+        ),
+        ("is_locked", backend.is_locked(&key("canary")).await.expect_err("refused")),
+        ("lookup", backend.lookup_key(&key("canary")).await.expect_err("refused")),
+        ("lookup", backend.lookup_id(&id).await.expect_err("refused")),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_row_of_the_table_by_its_code_and_with_its_context() {
+    let fake = FakeRedis::start().await;
+    let backend = connect(&url(&fake)).await.expect("connects");
+    for (code, expected, may_have_taken_effect) in TABLE {
+        // The words say something else: only the code counts.
+        let words = "OOM timeout max number of clients canary 127.0.0.1:1";
+        fake.answer("EVALSHA", format!("-{code} {words}\r\n"));
+        for (place, (operation, error)) in errors(&backend).await.into_iter().enumerate() {
+            let what = format!("{code} in {operation}: {error:?}");
+            assert_eq!(error.code(), expected, "{what}");
+            assert_eq!(error.may_have_taken_effect(), may_have_taken_effect, "{what}");
+            assert_eq!(error.backend(), Some("redis"), "{what}");
+            assert_eq!(error.operation(), Some(operation), "{what}");
+            let has_key = [0, 3, 4].contains(&place);
+            assert_eq!(error.key().is_some(), has_key, "{what}");
+            assert_eq!(error.lock_id().is_some(), !has_key, "{what}");
+            assert!(!what.contains("canary"), "{what}");
+        }
+    }
+}
+
+/// Refusals while connecting: what the person has to look at is in the configuration.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_while_connecting_says_what_to_check() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let error = connect(&server.url().replace("/0", "/99")).await.expect_err("no such database");
+    assert_eq!(error.code(), ErrorCode::InvalidArgument, "{error:?}");
+    assert!(error.to_string().contains("database"), "{error}");
+    assert!(!error.may_have_taken_effect());
+    assert_eq!((error.backend(), error.operation()), (Some("redis"), Some("connect")));
+    let fake = FakeRedis::start().await;
+    for (answer, expected) in [
+        ("-ERR unknown command 'HELLO'", ErrorCode::InvalidArgument),
+        ("-NOPROTO unsupported protocol version", ErrorCode::InvalidArgument),
+        ("-DENIED Redis is running in protected mode", ErrorCode::InvalidArgument),
+        ("-WRONGPASS invalid", ErrorCode::AuthFailed),
+        ("-NOAUTH", ErrorCode::AuthFailed),
+        ("-NOPERM no", ErrorCode::AuthFailed),
+        ("-LOADING soon", ErrorCode::ServiceUnavailable),
+        ("-BUSY soon", ErrorCode::ServiceUnavailable),
+    ] {
+        fake.answer("HELLO", format!("{answer}\r\n"));
+        let error = connect(&url(&fake)).await.expect_err("refused");
+        assert_eq!(error.code(), expected, "{answer}: {error:?}");
+        assert!(!error.may_have_taken_effect(), "{answer}");
+    }
+    // The same when the connection is made again later, during an operation.
+    let fake = FakeRedis::start().await;
+    let backend = connect(&url(&fake)).await.expect("connects");
+    fake.answer("EVALSHA", "-NOAUTH again\r\n");
+    fake.answer("HELLO", "-ERR not any more\r\n");
+    backend.acquire(&request("k")).await.expect_err("refused");
+    let error = backend.acquire(&request("k")).await.expect_err("refused");
+    assert_eq!(error.code(), ErrorCode::InvalidArgument, "{error:?}");
+    assert!(!error.may_have_taken_effect(), "{error:?}");
+    assert_eq!(error.operation(), Some("acquire"));
+}
+
+/// What is no code: refused, reset, closed, no such host, no answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn trouble_without_a_code_has_its_row_too() {
+    let closed = {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener.local_addr().expect("bound").port()
+    };
+    for host in [&format!("127.0.0.1:{closed}"), "no-such-host.invalid:6379"] {
+        let error = connect(&format!("redis://{host}/0")).await.expect_err("nobody there");
+        assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{host}: {error:?}");
+        assert!(!error.may_have_taken_effect(), "{host}");
+    }
+    let fake = FakeRedis::start().await;
+    let config = RedisConfig::from_url(&url(&fake)).expect("a URL");
+    let config = config.response_timeout(Duration::from_millis(300));
+    let backend = RedisBackend::connect(config).await.expect("connects");
+    fake.answer("EVALSHA", "");
+    let error = backend.acquire(&request("k")).await.expect_err("no answer");
+    assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
+    assert!(error.may_have_taken_effect());
+    // An answer that makes no sense.
+    for answer in ["+OK\r\n", ":7\r\n", "*1\r\n:7\r\n", "*3\r\n:1\r\n$1\r\n7\r\n:1\r\n", "_\r\n"] {
+        fake.answer("EVALSHA", answer);
+        let error = backend.acquire(&request("k")).await.expect_err("nonsense");
+        assert_eq!(error.code(), ErrorCode::Internal, "{answer:?}: {error:?}");
+        assert!(error.may_have_taken_effect(), "{answer:?}");
+        assert_eq!((error.backend(), error.operation()), (Some("redis"), Some("acquire")));
+    }
+}
+
+/// Everything that no lock needs has a deadline, also on a connection that has none of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_and_inspections_have_a_deadline() {
+    let fake = FakeRedis::start().await;
+    let client = redis::Client::open(url(&fake)).expect("a URL");
+    let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    let connection = client.get_multiplexed_async_connection_with_config(&patient).await;
+    let config = RedisConfig::from_connection(connection.expect("connects"));
+    let config = config.response_timeout(Duration::from_millis(200));
+    let in_time = async |what: &str, work: &mut (dyn Future<Output = ()> + Unpin + Send)| {
+        let done = tokio::time::timeout(Duration::from_secs(20), work).await;
+        done.unwrap_or_else(|_elapsed| panic!("{what} has no deadline"));
+    };
+    // The questions of `connect` are not answered at all.
+    fake.answer("INFO", "");
+    fake.answer("CONFIG", "");
+    let (sender, mut backend) = tokio::sync::oneshot::channel();
+    let connecting = async move { drop(sender.send(RedisBackend::connect(config).await)) };
+    in_time("connect", &mut Box::pin(connecting)).await;
+    let backend = backend.try_recv().expect("connected").expect("what cannot be asked is unknown");
+    let inspector = backend.inspector().expect("Redis has one");
+    in_time("advice", &mut Box::pin(async { drop(inspector.advice().await) })).await;
+    fake.answer("EVALSHA", "");
+    let list = async {
+        let error = inspector.list(None).await.expect_err("no answer");
+        assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
+    };
+    in_time("list", &mut Box::pin(list)).await;
+    // A server that accepts and says nothing at all: one connect timeout, not several in a row.
+    let mute = FakeRedis::start().await;
+    mute.answer("HELLO", "");
+    let config = RedisConfig::from_url(&url(&mute)).expect("a URL");
+    let started = Instant::now();
+    let error = RedisBackend::connect(config.connect_timeout(Duration::from_secs(2))).await;
+    assert_eq!(error.expect_err("no answer").code(), ErrorCode::NetworkTimeout);
+    assert!(started.elapsed() < Duration::from_millis(3900), "{:?}", started.elapsed());
+}
+
+/// The expiry is made by the server when the script runs: a server that stood still after the request
+/// was sent counts from when it went on. A time that the client had put in would be over by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_expiry_comes_from_the_clock_of_the_server() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let config = RedisConfig::from_url(&server.url()).expect("a URL");
+    let config = config.response_timeout(Duration::from_secs(30));
+    let backend = RedisBackend::connect(config).await.expect("connects");
+    // The scripts are known, so that one request is all there is.
+    let (warm, _) = grant(&backend, "warm").await;
+    drop(backend.extend(&ExtendRequest::new(warm.lock_id(), Ttl::DEFAULT)).await.expect("works"));
+    let standing_still = async |work: tokio::task::JoinHandle<Timestamp>| {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let resumed = Timestamp::from(std::time::SystemTime::now());
+        server.resume();
+        (work.await.expect("no panic"), resumed.expiry(Ttl::DEFAULT))
+    };
+    let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
+    server.pause();
+    let work = tokio::spawn({
+        let (backend, request) = (backend.clone(), request.clone());
+        async move {
+            match backend.acquire(&request).await.expect("works") {
+                Acquire::Acquired(lease) => lease.expires_at(),
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    let (expires, earliest) = standing_still(work).await;
+    assert!(expires >= earliest, "acquire: {expires:?} before {earliest:?}");
+    server.pause();
+    let extend = ExtendRequest::new(request.lock_id(), Ttl::DEFAULT);
+    let work = tokio::spawn({
+        let backend = backend.clone();
+        async move {
+            match backend.extend(&extend).await.expect("works") {
+                Extend::Extended(extension) => extension.expires_at(),
+                Extend::NotHeld(why) => panic!("{why:?}"),
+            }
+        }
+    });
+    let (expires, earliest) = standing_still(work).await;
+    assert!(expires >= earliest, "extend: {expires:?} before {earliest:?}");
+    // And what is stored is what was answered.
+    let stored = server.cli(&["GET", "syncguard:k"]);
+    assert!(stored.contains(&expires.as_millis().to_string()), "{stored}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn capabilities() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let found = connect(&server.url()).await.expect("connects").capabilities();
+    assert_eq!((found.backend, found.fencing), ("redis", true));
+    assert_eq!(found.time_authority, TimeAuthority::Server);
+    assert!(found.undo_is_final);
+}

@@ -365,6 +365,55 @@ const MUTANTS: &[Mutant] = &[
         mutated: "if records.len() > 1 && false {",
         caught_by: "firestore_answers",
     },
+    Mutant {
+        name: "a failed undo leaves no doubt",
+        file: "backends/redis/mod.rs",
+        original: "Err(_undo_failed) => error.after_effect(),",
+        mutated: "Err(_undo_failed) => error.without_effect(),",
+        caught_by: "redis_replicas",
+    },
+    Mutant {
+        name: "replicas confirm a replay that wrote nothing",
+        file: "backends/redis/lua/acquire.lua",
+        original: "redis.call('SET', KEYS[1], raw, 'KEEPTTL')",
+        mutated: "",
+        caught_by: "redis_replicas",
+    },
+    Mutant {
+        name: "a Redis prefix stays as it was typed",
+        file: "backends/redis/config.rs",
+        original: "self.prefix = prefix.into().nfc().collect();",
+        mutated: "self.prefix = prefix.into();",
+        caught_by: "redis_wire",
+    },
+    Mutant {
+        name: "the first sentinel decides",
+        file: "backends/redis/survey.rs",
+        original: "best.rank < answer.rank",
+        mutated: "best.rank < answer.rank && false",
+        caught_by: "redis_search",
+    },
+    Mutant {
+        name: "an acquire on Redis has no physical expiry",
+        file: "backends/redis/lua/acquire.lua",
+        original: "'PX', ARGV[4])\nreturn {1, fence, expires}",
+        mutated: "'KEEPTTL')\nreturn {1, fence, expires}",
+        caught_by: "redis_wire",
+    },
+    Mutant {
+        name: "an extend on Redis has no physical expiry",
+        file: "backends/redis/lua/extend.lua",
+        original: "redis.call('SET', lock, record, 'PX', ARGV[4])",
+        mutated: "redis.call('SET', lock, record, 'KEEPTTL')",
+        caught_by: "redis_wire",
+    },
+    Mutant {
+        name: "a claim is granted without its fence",
+        file: "backends/redis/lua/seal.lua",
+        original: "redis.call('SET', KEYS[1], sealed, 'KEEPTTL')",
+        mutated: "",
+        caught_by: "redis_topologies",
+    },
 ];
 
 /// The test files that catch them.

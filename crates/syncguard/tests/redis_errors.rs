@@ -8,7 +8,7 @@ mod servers;
 use std::time::{Duration, Instant};
 
 use redis_fake::FakeRedis;
-use servers::{grant, key, request};
+use servers::{eventually, grant, key, request};
 use syncguard::redis::RedisConfig;
 use syncguard::{
     Acquire, AcquireRequest, Error, ErrorCode, Extend, ExtendRequest, LockBackend, RedisBackend,
@@ -192,6 +192,37 @@ async fn probes_and_inspections_have_a_deadline() {
     let error = RedisBackend::connect(config.connect_timeout(Duration::from_secs(2))).await;
     assert_eq!(error.expect_err("no answer").code(), ErrorCode::NetworkTimeout);
     assert!(started.elapsed() < Duration::from_millis(3900), "{:?}", started.elapsed());
+}
+
+/// By hand: in `unshare -m`, bind a resolv.conf over /etc/resolv.conf whose name server is a UDP
+/// socket that does not answer.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a name server that does not answer"]
+async fn looking_up_a_name_has_a_deadline() {
+    let config = RedisConfig::from_url("redis://slow.example:6379/0").expect("a URL");
+    let config = config.connect_timeout(Duration::from_secs(1));
+    let started = Instant::now();
+    let error = RedisBackend::connect(config).await.expect_err("no name server");
+    assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+}
+
+/// A connection that was given up while the server owed it an answer is closed in the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_were_given_up_are_closed() {
+    let fake = FakeRedis::start().await;
+    let config = RedisConfig::from_url(&url(&fake)).expect("a URL");
+    let config = config.response_timeout(Duration::from_millis(300));
+    let backend = RedisBackend::connect(config).await.expect("connects");
+    fake.answer("EVALSHA", "");
+    for _ in 0..5 {
+        let error = backend.acquire(&request("k")).await.expect_err("no answer");
+        assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
+    }
+    eventually("closed", async || fake.connections() <= 1).await;
+    fake.answer("EVALSHA", "*2\r\n:0\r\n:1000\r\n");
+    let outcome = backend.acquire(&request("k")).await.expect("works");
+    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
 }
 
 /// The expiry is made by the server when the script runs: a server that stood still after the request

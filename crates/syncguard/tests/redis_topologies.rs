@@ -4,11 +4,13 @@
 
 mod servers;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use redis::cluster::ClusterClientBuilder;
 use servers::{cycle, eventually, grant, key, waiter, woken};
-use syncguard::redis::RedisConfig;
+use syncguard::redis::{Client, RedisConfig, TlsCertificates};
 use syncguard::{
     Acquire, AcquireRequest, Advice, ErrorCode, Extend, ExtendRequest, Hint, LockBackend,
     RedisBackend, Release, ReleaseRequest, Ttl,
@@ -70,6 +72,19 @@ async fn tls_with_an_authority_of_our_own_and_a_user() {
     assert_eq!(error.expect_err("no such file").code(), ErrorCode::InvalidArgument);
     // The choice of cryptography for the process is not ours to make.
     assert!(rustls::crypto::CryptoProvider::get_default().is_none());
+    // A client of the caller's own, with its certificates or with ours.
+    let root_cert = Some(std::fs::read(&ca).expect("a file of ours"));
+    let trusts_ours = TlsCertificates { client_tls: None, root_cert };
+    let trusts_none = TlsCertificates { client_tls: None, root_cert: None };
+    let client = Client::build_with_tls(address.as_str(), trusts_ours.clone()).expect("a URL");
+    let backend = RedisBackend::connect(RedisConfig::from_client(&client)).await;
+    assert_eq!(cycle(&backend.expect("connects"), "k").await.expect("works"), 3);
+    let client = Client::build_with_tls(address.as_str(), trusts_none).expect("a URL");
+    let theirs = RedisConfig::from_client(&client);
+    let error = RedisBackend::connect(theirs.clone()).await.expect_err("nobody vouches");
+    assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+    let backend = RedisBackend::connect(theirs.certificates(trusts_ours)).await;
+    assert_eq!(cycle(&backend.expect("connects"), "k").await.expect("works"), 4);
     // Certificates without TLS are a mistake.
     let error = RedisBackend::connect(config(&format!("{}?tls_ca={ca}", server.url()))).await;
     assert_eq!(error.expect_err("no TLS").code(), ErrorCode::InvalidArgument);
@@ -334,6 +349,63 @@ async fn locks_work_while_their_slot_moves() {
         [("used before", free + 3), ("stays", 3), ("moves", 2), ("fresh", 2), ("splits", 2)]
     {
         assert_eq!(cycle(&backend, name).await.expect("works"), fence, "{name}");
+    }
+}
+
+/// Many want one lock while its keys move one by one: there is never more than one holder, and every
+/// fence is larger than the last.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_moving_slot_has_one_holder_at_a_time() {
+    let Some(cluster) = RedisCluster::start(0) else { return };
+    let url = cluster.url("prefix=%7Blocks%7D");
+    let mut last = cycle(&connect(&url).await, "k").await.expect("works");
+    let (inside, fences) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let mut tasks = Vec::new();
+    for _ in 0..6 {
+        let backend = connect(&url).await;
+        let (inside, fences, is_over) =
+            (Arc::clone(&inside), Arc::clone(&fences), Arc::clone(&is_over));
+        tasks.push(tokio::spawn(async move {
+            while !is_over.load(Ordering::SeqCst) {
+                let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
+                let Acquire::Acquired(lease) = backend.acquire(&request).await.expect("works")
+                else {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    continue;
+                };
+                assert!(!inside.swap(true, Ordering::SeqCst), "two holders");
+                fences.lock().expect("no panic").push(lease.fence().get());
+                tokio::task::yield_now().await;
+                inside.store(false, Ordering::SeqCst);
+                let hint = Hint::key(key("k"));
+                let release = ReleaseRequest::new(request.lock_id()).with_hint(hint);
+                let released = backend.release(&release).await.expect("works");
+                assert_eq!(released, Release::Released);
+            }
+        }));
+    }
+    let granted = || fences.lock().expect("no panic").len();
+    let enough = async |what: &str| {
+        let goal = granted() + 50;
+        eventually(what, async || granted() >= goal).await;
+    };
+    enough("before").await;
+    let migration = Migration::begin(&cluster, "{locks}");
+    enough("the counter is where the slot was").await;
+    migration.move_keys(&["{locks}:k"]);
+    enough("the lock may have moved").await;
+    migration.move_keys(&["{locks}:fence:{locks}:k"]);
+    enough("the counter has moved").await;
+    migration.finish();
+    enough("after").await;
+    is_over.store(true, Ordering::SeqCst);
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    for fence in fences.lock().expect("no panic").iter() {
+        assert!(*fence > last, "{fence} after {last}");
+        last = *fence;
     }
 }
 

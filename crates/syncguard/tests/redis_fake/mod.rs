@@ -15,6 +15,7 @@ pub(crate) struct FakeRedis {
     port: u16,
     answers: Answers,
     asked: Arc<Mutex<Vec<String>>>,
+    open: Arc<()>,
 }
 
 impl FakeRedis {
@@ -22,17 +23,29 @@ impl FakeRedis {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("bound").port();
         let (answers, asked) = (Answers::default(), Arc::<Mutex<Vec<String>>>::default());
+        let open = Arc::new(());
         tokio::spawn({
             let (answers, asked) = (Arc::clone(&answers), Arc::clone(&asked));
+            let open = Arc::downgrade(&open);
             async move {
                 while let Ok((stream, _)) = listener.accept().await {
-                    tokio::spawn(serve(stream, Arc::clone(&answers), Arc::clone(&asked)));
+                    let serving = serve(stream, Arc::clone(&answers), Arc::clone(&asked));
+                    let open = open.upgrade();
+                    tokio::spawn(async move {
+                        serving.await;
+                        drop(open);
+                    });
                 }
             }
         });
-        let fake = Self { port, answers, asked };
+        let fake = Self { port, answers, asked, open };
         fake.answer("HELLO", "%1\r\n$6\r\nserver\r\n$5\r\nredis\r\n");
         fake
+    }
+
+    /// How many connections are open.
+    pub(crate) fn connections(&self) -> usize {
+        Arc::strong_count(&self.open) - 1
     }
 
     pub(crate) fn port(&self) -> u16 {

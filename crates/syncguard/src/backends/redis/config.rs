@@ -69,6 +69,9 @@ impl RedisConfig {
     }
 
     /// A client of the caller's own. It connects anew: once for locks, once more for wake-ups.
+    ///
+    /// If the client brings certificates, only the driver can read them. Its TLS takes the provider
+    /// of cryptography from the process; `connect` installs ring if there is none.
     #[must_use]
     pub fn from_client(client: &Client) -> Self {
         let info = client.get_connection_info();

@@ -291,7 +291,10 @@ impl Multiplexed {
         let Some((address, _slot)) = redirection.redirect_node() else {
             return Err(redirection.clone());
         };
-        let mut importing = self.shared.importing.lock().await;
+        let limit = self.shared.finder.response_timeout();
+        let Ok(mut importing) = timeout(limit, self.shared.importing.lock()).await else {
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        };
         // Put back only after its last answer: dropped or failed half-way, it is closed.
         let connection = match importing.take() {
             Some((known, connection)) if known == address => connection,

@@ -4,10 +4,7 @@
 //! and reads the machine's certificates each time.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
@@ -17,10 +14,9 @@ use redis::{
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, Sleep};
 use tokio_rustls::TlsConnector;
 
 use crate::common::crypto;
@@ -29,23 +25,17 @@ use crate::common::error::{Error, Result};
 /// Opens connections.
 pub(super) struct Dialer {
     tls: Option<TlsConnector>,
-    /// A connection on which a request had no answer for so long is closed.
-    silence: Duration,
 }
 
 impl Dialer {
     /// Reads the certificates, once; nothing is sent.
-    pub(super) fn new(
-        is_tls: bool,
-        certificates: Option<&TlsCertificates>,
-        silence: Duration,
-    ) -> Result<Self> {
+    pub(super) fn new(is_tls: bool, certificates: Option<&TlsCertificates>) -> Result<Self> {
         let tls = match (is_tls, certificates) {
             (false, None) => None,
             (false, Some(_)) => return Err(Error::invalid("certificates need a rediss:// URL")),
             (true, certificates) => Some(TlsConnector::from(Arc::new(tls(certificates)?))),
         };
-        Ok(Self { tls, silence })
+        Ok(Self { tls })
     }
 
     /// Opens a connection and logs in. Takes as long as it takes; the caller sets the limit.
@@ -59,11 +49,10 @@ impl Dialer {
             return client.get_multiplexed_async_connection_with_config(&config).await;
         }
         let stream = self.stream(server.addr()).await?;
-        let watched = Watched { stream, silence: self.silence, asked: None, timer: None };
         let (connection, driver) =
-            MultiplexedConnection::new_with_config(server.redis_settings(), watched, config)
-                .await?;
-        // It ends with the last clone of the connection, or with the stream.
+            MultiplexedConnection::new_with_config(server.redis_settings(), stream, config).await?;
+        // It ends with the last clone of the connection, also when answers are outstanding, or with
+        // the stream.
         tokio::spawn(driver);
         Ok(connection)
     }
@@ -92,6 +81,16 @@ impl Dialer {
 /// opens these connections, with the process's provider of cryptography.
 pub(super) fn has_own_tls(server: &ConnectionInfo) -> bool {
     matches!(server.addr(), ConnectionAddr::TcpTls { tls_params: Some(_), .. })
+}
+
+/// The same server without the certificates that a client brings.
+pub(super) fn without_own_tls(server: ConnectionInfo) -> ConnectionInfo {
+    match server.addr().clone() {
+        ConnectionAddr::TcpTls { host, port, insecure, .. } => {
+            server.set_addr(ConnectionAddr::TcpTls { host, port, insecure, tls_params: None })
+        }
+        _ => server,
+    }
 }
 
 /// Connects to whichever address of the host answers first.
@@ -152,59 +151,3 @@ fn tls(certificates: Option<&TlsCertificates>) -> Result<ClientConfig> {
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
-
-/// A stream that ends when a request gets no answer. Without this, a connection that was given up
-/// while a dead server owed it an answer would never be closed.
-struct Watched {
-    stream: Box<dyn Stream>,
-    silence: Duration,
-    /// When something was sent that nothing has been heard of since.
-    asked: Option<Instant>,
-    timer: Option<Pin<Box<Sleep>>>,
-}
-
-impl AsyncRead for Watched {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        if let Poll::Ready(read) = Pin::new(&mut this.stream).poll_read(context, buffer) {
-            this.asked = None;
-            return Poll::Ready(read);
-        }
-        while let Some(asked) = this.asked {
-            let due = asked + this.silence;
-            if due <= Instant::now() {
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-            }
-            // One timer serves many requests: it is moved only when it fires.
-            let timer = this.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
-            ready!(timer.as_mut().poll(context));
-            this.timer = None;
-        }
-        Poll::Pending
-    }
-}
-
-impl AsyncWrite for Watched {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let this = &mut *self;
-        let written = ready!(Pin::new(&mut this.stream).poll_write(context, bytes))?;
-        this.asked.get_or_insert_with(Instant::now);
-        Poll::Ready(Ok(written))
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-}

@@ -80,7 +80,7 @@ fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
             }
             ErrorKind::MasterNameNotFoundBySentinel => (
                 ServiceUnavailable,
-                "the sentinels know no primary of this service; check its name in the URL",
+                "the sentinels name no primary of this service now; if that lasts, check its name",
                 false,
             ),
             _ if error.is_connection_refusal() => {

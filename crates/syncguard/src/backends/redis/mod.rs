@@ -85,11 +85,8 @@ impl RedisBackend {
     /// Dropped half-way, nothing is left behind.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
         let names = config.names()?;
-        let timeouts = Timeouts {
-            connect: config.connect_timeout,
-            response: config.response_timeout,
-            replicas: config.replicas.map_or(Duration::ZERO, |(_count, timeout)| timeout),
-        };
+        let timeouts =
+            Timeouts { connect: config.connect_timeout, response: config.response_timeout };
         let prefix = names.space.prefix();
         let (connection, finder, database) = match config.target {
             Target::Ours(topology) => {

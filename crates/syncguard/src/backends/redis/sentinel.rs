@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisConnectionInfo, RedisResult, Value};
+use redis::{
+    ConnectionAddr, ConnectionInfo, ErrorKind, RedisConnectionInfo, RedisError, RedisResult, Value,
+};
 
-use super::survey::{Answer, survey};
+use super::survey::{self, Answer, survey};
 use super::topology::{Finder, at};
 
 /// A service that sentinels watch.
@@ -32,8 +34,12 @@ impl Sentinel {
             let (finder, sentinel) = (Arc::clone(finder), self.clone());
             async move { sentinel.ask(&finder, &node).await }
         };
-        let found = survey(self.nodes.clone(), finder.patience(), ask).await?;
-        Ok(found.server)
+        match survey(self.nodes.clone(), finder.patience(), ask).await {
+            Ok(found) => Ok(found.server),
+            // They answered, and none of them names a primary that is up.
+            Err(cause) if cause.code() == Some(survey::DOWN) => Err(no_primary()),
+            Err(cause) => Err(cause),
+        }
     }
 
     async fn ask(&self, finder: &Finder, node: &ConnectionInfo) -> RedisResult<Answer> {
@@ -45,15 +51,18 @@ impl Sentinel {
             service.get(name).cloned().unwrap_or_default()
         };
         let service = services.iter().find(|service| field(service, "name") == self.service);
-        let unknown = || (ErrorKind::MasterNameNotFoundBySentinel, "no such service");
-        let service = service.ok_or_else(unknown)?;
-        let port = field(service, "port").parse().map_err(|_cause| unknown())?;
+        let service = service.ok_or_else(no_primary)?;
+        let port = field(service, "port").parse().map_err(|_cause| no_primary())?;
         let epoch = field(service, "config-epoch").parse().unwrap_or(0);
         // Down by agreement of a quorum: there is no primary until a new one is chosen.
         let is_usable = !field(service, "flags").contains("o_down");
         let server = at(node, &field(service, "ip"), port).set_redis_settings(self.primary.clone());
         Ok(Answer { server, rank: (epoch, u64::from(!is_usable)), is_usable })
     }
+}
+
+fn no_primary() -> RedisError {
+    (ErrorKind::MasterNameNotFoundBySentinel, "no primary").into()
 }
 
 /// Refuses a server that says it is not the primary. A user who may not ask is served: a replica

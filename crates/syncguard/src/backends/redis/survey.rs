@@ -9,6 +9,9 @@ use tokio::time::Instant;
 
 use crate::common::backoff::random_fraction;
 
+/// The code of the error when nodes answered, and none of them knows a server that can serve.
+pub(super) const DOWN: &str = "CLUSTERDOWN";
+
 /// What one node says about the server in charge.
 pub(super) struct Answer {
     pub(super) server: ConnectionInfo,
@@ -79,8 +82,7 @@ where
     match (best, failure) {
         (Some(best), _) if best.is_usable => Ok(best),
         (None, Some(failure)) => Err(failure),
-        // Whoever answered said that nobody can serve now.
-        (Some(_), _) => Err(redis::make_extension_error("CLUSTERDOWN".to_owned(), None)),
+        (Some(_), _) => Err(redis::make_extension_error(DOWN.to_owned(), None)),
         (None, None) => Err((ErrorKind::InvalidClientConfig, "no node is named").into()),
     }
 }
@@ -128,7 +130,7 @@ mod tests {
             Some(2)
         );
         let error = asked(&[Some((1, false)), Some((1, false))]).await.expect_err("nobody serves");
-        assert_eq!(error.code(), Some("CLUSTERDOWN"));
+        assert_eq!(error.code(), Some(DOWN));
         assert!(asked(&[]).await.is_err());
     }
 

@@ -70,8 +70,6 @@ pub(super) struct Finder {
 pub(super) struct Timeouts {
     pub(super) connect: Duration,
     pub(super) response: Duration,
-    /// What replicas have on top of a response.
-    pub(super) replicas: Duration,
 }
 
 impl Finder {
@@ -81,11 +79,17 @@ impl Finder {
         timeouts: Timeouts,
         name: String,
     ) -> Result<Self> {
+        let topology = match topology {
+            // Certificates that were configured count more than those that a client brings.
+            Topology::Single(info) if certificates.is_some() => {
+                Topology::Single(dial::without_own_tls(info))
+            }
+            topology => topology,
+        };
         if matches!(&topology, Topology::Single(info) if dial::has_own_tls(info)) {
             crypto::install();
         }
-        let silence = timeouts.response * 2 + timeouts.replicas;
-        let dialer = Dialer::new(topology.is_tls(), certificates, silence)?;
+        let dialer = Dialer::new(topology.is_tls(), certificates)?;
         Ok(Self { topology, dialer, timeouts, name, known: Mutex::default() })
     }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::{AsyncCommands, Client};
-use servers::{eventually, key, resets, woken};
+use servers::{a_dead_path_costs_no_renewed_lock, eventually, key, resets, woken};
 use syncguard::redis::RedisConfig;
 use syncguard::{
     Acquire, AcquireRequest, ErrorCode, LockBackend, LockOptions, Locker, LostReason, RedisBackend,
@@ -346,4 +346,14 @@ async fn the_documented_acl_line_is_enough() {
     let backend = RedisBackend::connect(config).await.expect("connects");
     let error = backend.is_locked(&key("k")).await.expect_err("no right to these names");
     assert_eq!(error.code(), ErrorCode::AuthFailed, "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewed_lock_survives_a_path_that_dies() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let config = config(&format!("redis://127.0.0.1:{}", proxy.port()));
+    let config = config.response_timeout(Duration::from_secs(30));
+    let backend = RedisBackend::connect(config).await.expect("connects");
+    a_dead_path_costs_no_renewed_lock(backend, &proxy).await;
 }

@@ -192,14 +192,11 @@ impl LockBackend for FirestoreBackend {
     async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
         let (lock_id, ttl) = (request.lock_id(), request.ttl());
         let channel = self.shared.requests.channel_number();
-        let change = self.change(lock_id, request.hint(), Change::Extend(ttl));
-        let extended = match request.bounded(change).await {
-            Some(extended) => extended,
-            None => {
-                self.shared.requests.replace_channel(channel);
-                Err(error::timeout())
-            }
-        };
+        let change = Box::pin(self.change(lock_id, request.hint(), Change::Extend(ttl)));
+        let extended = request.bounded(change).await.unwrap_or_else(|| {
+            self.shared.requests.replace_channel(channel);
+            Err(error::timeout())
+        });
         match extended.map_err(|error| named(error.with_lock_id(lock_id), "extend"))? {
             Ok(Changed { document, version, now }) => {
                 let expires_at = now.expiry(ttl);

@@ -240,13 +240,11 @@ impl LockBackend for PostgresBackend {
 
     async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
         let epoch = self.shared.pool.epoch();
-        let extended = match request.bounded(self.try_extend(request)).await {
-            Some(extended) => extended,
-            None => {
-                self.shared.pool.distrust(epoch);
-                Err(error::timeout())
-            }
-        };
+        let extend = Box::pin(self.try_extend(request));
+        let extended = request.bounded(extend).await.unwrap_or_else(|| {
+            self.shared.pool.distrust(epoch);
+            Err(error::timeout())
+        });
         extended.map_err(|error| named(error.with_lock_id(request.lock_id()), "extend"))
     }
 

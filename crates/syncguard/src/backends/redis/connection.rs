@@ -98,6 +98,22 @@ impl Connection {
         }
     }
 
+    /// The number of the connection in use.
+    pub(super) fn generation(&self) -> u64 {
+        match self {
+            Self::Ours(connection) => connection.shared.state().generation,
+            Self::Theirs { .. } => 0,
+        }
+    }
+
+    /// Gives a connection up that did not answer in time, unless that has been done already. The
+    /// caller's own looks after itself.
+    pub(super) fn distrust(&self, generation: u64) {
+        if let Self::Ours(connection) = self {
+            connection.replace(generation);
+        }
+    }
+
     /// Runs a script that no lock needs, with a deadline also on a connection that has none.
     pub(super) async fn inspect(
         &self,

@@ -366,11 +366,17 @@ impl LockBackend for RedisBackend {
         let keys = [index_key.as_str(), &hinted];
         let script = &self.shared.scripts.extend;
         let connection = &self.shared.connection;
-        let answer = match connection.run_together(OPERATION, script, &keys, &arguments).await {
-            Ok(Some(answer)) => Ok(answer),
-            Ok(None) => self.extend_scattered(request, keys).await,
-            Err(error) => Err(error),
-        };
+        let generation = connection.generation();
+        let answer = request.bounded(async {
+            match connection.run_together(OPERATION, script, &keys, &arguments).await? {
+                Some(answer) => Ok(answer),
+                None => self.extend_scattered(request, keys).await,
+            }
+        });
+        let answer = answer.await.unwrap_or_else(|| {
+            connection.distrust(generation);
+            Err(error::timeout(OPERATION))
+        });
         let answer = answer.map_err(|error| error.with_lock_id(lock_id))?;
         let outcome = match list(&answer) {
             Some((1, [expires])) => number(expires).map(|expires_ms| {

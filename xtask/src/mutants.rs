@@ -414,6 +414,13 @@ const MUTANTS: &[Mutant] = &[
         mutated: "",
         caught_by: "redis_topologies",
     },
+    Mutant {
+        name: "a renewal waits as long as the backend would",
+        file: "contract/request.rs",
+        original: "Some(limit) => tokio::time::timeout(limit, attempt).await.ok(),",
+        mutated: "Some(_limit) => Some(attempt.await),",
+        caught_by: "redis_faults",
+    },
 ];
 
 /// The test files that catch them.
@@ -435,6 +442,7 @@ const TESTS: &[&str] = &[
     "firestore_paths",
     "firestore_answers",
     "sqlite_faults",
+    "redis_faults",
 ];
 
 /// Plants every bug in turn; answers which were not caught.

@@ -213,5 +213,6 @@ async fn a_renewed_lock_survives_a_path_that_dies() {
     let Some(server) = start() else { return };
     let proxy = Proxy::start(server.port()).await;
     let config = config(&through(&proxy)).response_timeout(Duration::from_secs(30));
-    a_dead_path_costs_no_renewed_lock(connect(config).await, &proxy).await;
+    let backend = connect(config).await;
+    Box::pin(a_dead_path_costs_no_renewed_lock(backend, &proxy)).await;
 }

@@ -355,5 +355,5 @@ async fn a_renewed_lock_survives_a_path_that_dies() {
     let config = config(&format!("redis://127.0.0.1:{}", proxy.port()));
     let config = config.response_timeout(Duration::from_secs(30));
     let backend = RedisBackend::connect(config).await.expect("connects");
-    a_dead_path_costs_no_renewed_lock(backend, &proxy).await;
+    Box::pin(a_dead_path_costs_no_renewed_lock(backend, &proxy)).await;
 }

@@ -241,8 +241,8 @@ impl Multiplexed {
             if let Err(cause) = &answer
                 && matches!(self.remedy(cause), Remedy::Ask)
             {
-                answer = self
-                    .ask_the_importer(cause, script, keys, arguments)
+                // Rare ways are boxed, here and in the operations: the future of a call is small.
+                answer = Box::pin(self.ask_the_importer(cause, script, keys, arguments))
                     .await
                     .map_err(|cause| error::refused(&cause, operation))?;
             }

@@ -153,7 +153,7 @@ impl RedisBackend {
         let index = names.space.index_key(lock_id)?;
         let mut hinted = hint.key.as_ref().and_then(|key| names.lock_key(key).ok());
         if hinted.is_none() && self.shared.is_cluster {
-            hinted = self.lock_key_of(operation, &index).await?;
+            hinted = Box::pin(self.lock_key_of(operation, &index)).await?;
         }
         Ok([index.clone(), hinted.unwrap_or(index)])
     }
@@ -270,19 +270,20 @@ impl LockBackend for RedisBackend {
                     .await
                 {
                     Ok(Some(claim)) if scattered::is_claim(&claim) => {
-                        self.seal(request, [&lock_key, &fence_key]).await
+                        Box::pin(self.seal(request, [&lock_key, &fence_key])).await
                     }
                     Ok(Some(answer)) => Ok(answer),
-                    Ok(None) => self.acquire_scattered(request, keys).await,
+                    Ok(None) => Box::pin(self.acquire_scattered(request, keys)).await,
                     Err(error) => Err(error),
                 }
             }
             Some(replicas) => {
                 let is_granted = |answer: &Value| matches!(list(answer), Some((1, _)));
-                match replicas.run(OPERATION, script, &keys, &arguments, is_granted).await {
+                let run = replicas.run(OPERATION, script, &keys, &arguments, is_granted);
+                match Box::pin(run).await {
                     Ok(Confirmed { answer, confirmation: Ok(()) }) => Ok(answer),
                     Ok(Confirmed { confirmation: Err(error), .. }) => {
-                        Err(self.undo_unconfirmed(request, error).await)
+                        Err(Box::pin(self.undo_unconfirmed(request, error)).await)
                     }
                     Err(error) => Err(error),
                 }
@@ -339,7 +340,7 @@ impl LockBackend for RedisBackend {
         let connection = &self.shared.connection;
         let answer = match connection.run_together(OPERATION, script, &keys, &arguments).await {
             Ok(Some(answer)) => Ok(answer),
-            Ok(None) => self.release_scattered(request, keys, mark_ms).await,
+            Ok(None) => Box::pin(self.release_scattered(request, keys, mark_ms)).await,
             Err(error) => Err(error),
         };
         match answer.map_err(|error| error.with_lock_id(lock_id))? {
@@ -370,7 +371,7 @@ impl LockBackend for RedisBackend {
         let answer = request.bounded(async {
             match connection.run_together(OPERATION, script, &keys, &arguments).await? {
                 Some(answer) => Ok(answer),
-                None => self.extend_scattered(request, keys).await,
+                None => Box::pin(self.extend_scattered(request, keys)).await,
             }
         });
         let answer = answer.await.unwrap_or_else(|| {

@@ -443,6 +443,10 @@ const TESTS: &[&str] = &[
     "firestore_answers",
     "sqlite_faults",
     "redis_faults",
+    "redis_replicas",
+    "redis_search",
+    "redis_topologies",
+    "redis_wire",
 ];
 
 /// Plants every bug in turn; answers which were not caught.

@@ -265,33 +265,6 @@ impl Names {
 mod tests {
     use super::*;
 
-    /// What the TypeScript implementation makes of prefixes, and where ours differs: colons at the
-    /// end do not count from the beginning, and a prefix that leaves no room for an index entry is
-    /// refused when connecting, not at every lock.
-    #[test]
-    fn prefixes_of_the_vectors() {
-        let vectors = include_str!("../../../tests/vectors/config_validation_redis.json");
-        let vectors: serde_json::Value = serde_json::from_str(vectors).expect("JSON");
-        let mut compared = 0;
-        for case in vectors["cases"].as_array().expect("a list") {
-            let prefix = case["keyPrefix"].as_str().expect("a text");
-            let config = RedisConfig::from_url("redis://h").expect("a URL").prefix(prefix);
-            match config.names() {
-                Ok(names) => {
-                    assert_eq!(case["ok"], true, "{prefix}");
-                    let effective = case["effective"].as_str().expect("a text");
-                    assert_eq!(names.space.prefix(), effective.trim_end_matches(':'));
-                }
-                Err(error) => {
-                    assert!(case["ok"] == false || prefix.len() > 951, "{prefix}");
-                    assert_eq!(error.code(), crate::ErrorCode::InvalidArgument, "{prefix}");
-                }
-            }
-            compared += 1;
-        }
-        assert_eq!(compared, 12);
-    }
-
     #[test]
     fn a_prefix_is_normalized_when_it_is_configured() {
         let config = RedisConfig::from_url("redis://h?prefix=cafe%CC%81").expect("a URL");

@@ -121,7 +121,7 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a lock that came too late is taken",
         file: "lock/wait.rs",
-        original: "if self.is_past(deadline) { Err(self.timed_out()) } else { Ok(found) }",
+        original: "if self.is_late() { Err(self.timed_out()) } else { Ok(found) }",
         mutated: "Ok(found)",
         caught_by: "waiting",
     },
@@ -155,7 +155,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "firestore: any receipt opens any lock",
-        file: "backends/firestore/mod.rs",
+        file: "backends/firestore/change.rs",
         original: "held.lock_id == lock_id && self",
         mutated: "self",
         caught_by: "firestore_faults",

@@ -462,6 +462,8 @@ async fn tls_as_sslmode_says() {
     let url = format!("{}?sslmode=require", plain.url());
     let error = PostgresBackend::connect(config(&url)).await.expect_err("no TLS");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
+    // The choice of cryptography for the process is not ours to make.
+    assert!(rustls::crypto::CryptoProvider::get_default().is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]

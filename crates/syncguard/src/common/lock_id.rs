@@ -6,8 +6,9 @@ use std::str::FromStr;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-use super::error::{Error, ErrorCode, Result};
+use super::error::{Error, Result};
 use super::hash_id::{HashId, hash_key};
+use super::randomness::id_bytes;
 
 /// Proves that its bearer holds a lock: 16 bytes of OS randomness as 22 base64url characters.
 ///
@@ -34,15 +35,9 @@ impl LockId {
 
     /// Draws a new id from the operating system.
     pub(crate) fn random() -> Result<Self> {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).map_err(|cause| {
-            Error::new(ErrorCode::Internal, "the operating system gave no randomness")
-                .with_source(cause)
-                .without_effect()
-        })?;
         let mut text = [0; Self::LENGTH];
         URL_SAFE_NO_PAD
-            .encode_slice(bytes, &mut text)
+            .encode_slice(id_bytes()?, &mut text)
             .expect("BUG: 16 bytes are 22 base64url characters");
         Ok(Self(text))
     }

@@ -11,6 +11,7 @@ pub(crate) mod hash_id;
 pub(crate) mod key;
 pub(crate) mod lock_id;
 pub(crate) mod lost_reason;
+pub(crate) mod randomness;
 pub(crate) mod sharded;
 pub(crate) mod storage_key;
 pub(crate) mod time;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::acquisition::{Acquisition, Verdict};
 use super::cleanup::undo_later;
+use super::clock::LocalInstant;
 use super::context::Context;
 use super::detach::DetachOnDrop;
 use super::guard::LockGuard;
@@ -33,6 +34,8 @@ pub(super) struct Attempts<'a, B: LockBackend> {
     count: &'a AtomicU32,
     /// The lane that a grant is to be noted in; without one, it is looked up.
     visit: Option<&'a Visit<'a>>,
+    /// The time, if it was read a moment ago: the first attempt counts from there.
+    now: Option<LocalInstant>,
     unsettled: Option<Acquisition>,
 }
 
@@ -42,8 +45,9 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
         key: &'a Key,
         count: &'a AtomicU32,
         visit: Option<&'a Visit<'a>>,
+        now: Option<LocalInstant>,
     ) -> Self {
-        Self { context, key, count, visit, unsettled: None }
+        Self { context, key, count, visit, now, unsettled: None }
     }
 
     /// Asks the store once.
@@ -81,7 +85,7 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
 
     /// The request to send: the one with an open copy while that is worth it, or a new one.
     fn begin(&mut self) -> Result<Acquisition> {
-        let now = self.context.engine.ticker.now();
+        let now = self.now.take().unwrap_or_else(|| self.context.engine.ticker.now());
         if let Some(unsettled) = &mut self.unsettled
             && unsettled.is_worth_repeating(now)
         {

@@ -98,6 +98,11 @@ impl LockOptions {
         self
     }
 
+    /// How many retries can end a wait.
+    pub(crate) fn max_retries(&self) -> Option<u32> {
+        self.retry.and_then(|retry| retry.max_retries)
+    }
+
     /// The policy in force: the one chosen, or the default one without an end of its own.
     pub(crate) fn retry_policy(&self) -> RetryPolicy {
         self.retry.unwrap_or(RetryPolicy {

@@ -136,11 +136,6 @@ impl<B: LockBackend> SharedLease<B> {
         self.inner().state.remaining(self.now())
     }
 
-    /// Whether the lock was lost, as far as is known.
-    pub(super) fn is_lost(&self) -> bool {
-        self.inner().state.is_lost()
-    }
-
     /// Why the lock is not ours any longer, once it is not.
     pub(super) fn end(&self) -> Option<LostReason> {
         self.inner().state.end()
@@ -191,12 +186,13 @@ impl<B: LockBackend> SharedLease<B> {
         self.watch(|state| state.let_go_at().map(|_at| ())).await;
     }
 
-    /// The guard lets go: nothing is extended after this.
-    pub(super) fn let_go(&self) {
+    /// The guard lets go: nothing is extended after this. `and_then` sees the state afterwards.
+    fn let_go<T>(&self, and_then: impl FnOnce(&mut Inner) -> T) -> T {
         let now = self.now();
-        let (let_go, since) = {
-            let state = &mut self.inner().state;
-            (state.let_go(now), state.since())
+        let (let_go, since, seen) = {
+            let mut inner = self.inner();
+            let let_go = inner.state.let_go(now);
+            (let_go, inner.state.since(), and_then(&mut inner))
         };
         if let Some(reason) = let_go.lost {
             self.tell_loss(reason);
@@ -208,19 +204,12 @@ impl<B: LockBackend> SharedLease<B> {
                 held: now.since(since),
             });
         }
+        seen
     }
 
     /// Gives the lock up as lost.
     pub(super) fn lose(&self, reason: LostReason) {
         let lost = self.inner().state.lose(reason);
-        if let Some(reason) = lost {
-            self.tell_loss(reason);
-        }
-    }
-
-    /// The store says at the release that the lock was not held: it was lost before.
-    pub(super) fn note_not_held(&self) {
-        let lost = self.inner().state.was_not_held();
         if let Some(reason) = lost {
             self.tell_loss(reason);
         }
@@ -239,20 +228,29 @@ impl<B: LockBackend> SharedLease<B> {
     }
 
     /// This process does not hold the lock any longer; the next may try.
-    pub(super) fn give_back(&self) {
-        if !std::mem::replace(&mut self.inner().is_given_back, true) {
+    fn give_back(&self) {
+        let was_given_back = std::mem::replace(&mut self.inner().is_given_back, true);
+        if !was_given_back {
             self.context.engine.lanes.give_back(&self.key);
         }
     }
 
-    /// After the release: undoes the copy of the request that may still be under way.
-    pub(super) fn settle(&self) {
-        let unsettled = self.inner().unsettled.take();
+    /// After the release: undoes the copy of the request that may still be under way, and gives the
+    /// lock back. `and_then` changes the state on the way.
+    fn settle<T>(&self, and_then: impl FnOnce(&mut Inner) -> T) -> T {
+        let (seen, unsettled, was_given_back) = {
+            let mut inner = self.inner();
+            let was_given_back = std::mem::replace(&mut inner.is_given_back, true);
+            (and_then(&mut inner), inner.unsettled.take(), was_given_back)
+        };
         if let Some(mut acquisition) = unsettled {
             acquisition.released();
             undo_later(&self.context, *acquisition, None);
         }
-        self.give_back();
+        if !was_given_back {
+            self.context.engine.lanes.give_back(&self.key);
+        }
+        seen
     }
 
     /// Extends the lock, unless it is lost or let go.
@@ -382,19 +380,24 @@ impl<B: LockBackend> SharedLease<B> {
     ///
     /// Dropped half-way, the release goes on in the background.
     pub(super) async fn release(self: &Arc<Self>) -> Result<Release> {
-        let before = std::mem::replace(&mut self.inner().release, ReleaseState::HandedOn);
-        if before == ReleaseState::Answered {
-            self.inner().release = ReleaseState::Answered;
+        let begun = self.let_go(|inner| {
+            if inner.release == ReleaseState::Answered {
+                return None;
+            }
+            let before = std::mem::replace(&mut inner.release, ReleaseState::HandedOn);
+            // Nothing that was lost before can have been released by us.
+            let may_have_worked = !inner.state.is_lost()
+                && matches!(
+                    before,
+                    ReleaseState::HandedOn | ReleaseState::Failed { may_have_worked: true }
+                );
+            Some((may_have_worked, inner.receipt.clone()))
+        });
+        let Some((may_have_worked, receipt)) = begun else {
             return Ok(Release::NotHeld(Absence::NotFound));
-        }
-        self.let_go();
-        // Nothing that was lost before can have been released by us.
-        let may_have_worked = !self.is_lost()
-            && matches!(
-                before,
-                ReleaseState::HandedOn | ReleaseState::Failed { may_have_worked: true }
-            );
-        let request = ReleaseRequest::new(self.lock_id).with_hint(self.hint());
+        };
+        let hint = Hint::key(self.key.clone()).with_receipt(receipt);
+        let request = ReleaseRequest::new(self.lock_id).with_hint(hint);
         let lease = Arc::clone(self);
         let call = async move { lease.context.engine.backend.release(&request).await };
         let detach = |rest| self.spawn_release(ReleaseSource::Guard, rest);
@@ -409,11 +412,14 @@ impl<B: LockBackend> SharedLease<B> {
         };
         match answer {
             Ok(answer) => {
-                self.inner().release = ReleaseState::Answered;
-                if matches!(answer, Release::NotHeld(_)) && !may_have_worked {
-                    self.note_not_held();
+                let lost = self.settle(|inner| {
+                    inner.release = ReleaseState::Answered;
+                    let was_lost = matches!(answer, Release::NotHeld(_)) && !may_have_worked;
+                    if was_lost { inner.state.was_not_held() } else { None }
+                });
+                if let Some(reason) = lost {
+                    self.tell_loss(reason);
                 }
-                self.settle();
                 // The release before this one may have worked although its answer was lost.
                 Ok(if may_have_worked { Release::Released } else { answer })
             }
@@ -427,15 +433,13 @@ impl<B: LockBackend> SharedLease<B> {
 
     /// The guard goes: releases the lock in the background, unless that is done or under way.
     pub(super) fn abandon(self: &Arc<Self>) {
-        self.let_go();
-        let before = {
-            let mut inner = self.inner();
+        let before = self.let_go(|inner| {
             let before = inner.release;
             if before != ReleaseState::Answered {
                 inner.release = ReleaseState::HandedOn;
             }
             before
-        };
+        });
         if matches!(before, ReleaseState::NotSent | ReleaseState::Failed { .. }) {
             self.spawn_release(ReleaseSource::Guard, None);
         }
@@ -443,8 +447,7 @@ impl<B: LockBackend> SharedLease<B> {
 
     /// The lock is kept beyond its guard.
     pub(super) fn keep(&self) {
-        self.let_go();
-        self.inner().release = ReleaseState::HandedOn;
+        self.let_go(|inner| inner.release = ReleaseState::HandedOn);
         self.give_back();
     }
 
@@ -464,7 +467,7 @@ impl<B: LockBackend> SharedLease<B> {
             let ask = || lease.context.engine.backend.release(&request);
             let answer = release_until(&lease.context, limit, begun, ask).await;
             report.settle(answer.map(|_answer| ()));
-            lease.settle();
+            lease.settle(|_inner| ());
         });
     }
 

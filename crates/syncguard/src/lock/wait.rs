@@ -19,7 +19,7 @@ use super::detach::poll_once;
 use super::guard::LockGuard;
 use super::lanes::{Lane, Turn};
 
-use super::retry::{Next, RetryPolicy, Schedule};
+use super::retry::{Next, Schedule};
 use crate::common::backoff::random_fraction;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::key::Key;
@@ -61,8 +61,9 @@ impl<'a, B: LockBackend> Wait<'a, B> {
 
     /// One attempt, without queueing.
     pub(super) async fn once(&mut self) -> Result<Option<LockGuard<B>>> {
-        let mut attempts = Attempts::new(self.context, self.key, &self.attempts, None);
-        let result = self.bounded(pin!(attempts.ask()), self.attempt_deadline()).await;
+        let mut attempts =
+            Attempts::new(self.context, self.key, &self.attempts, None, Some(self.started));
+        let result = self.bounded(pin!(attempts.ask())).await;
         drop(attempts);
         self.outcome = match &result {
             Ok(Found::Ours(_)) => WaitOutcome::Acquired,
@@ -81,7 +82,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             self.outcome = WaitOutcome::TimedOut;
             return Err(self.timed_out());
         }
-        let result = self.bounded(pin!(self.in_turn()), self.deadline()).await;
+        let result = self.bounded(pin!(self.in_turn())).await;
         self.outcome = result.as_ref().map_or_else(outcome_of, |_guard| WaitOutcome::Acquired);
         result
     }
@@ -90,11 +91,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     ///
     /// Futures are passed by reference, and the limits are only made when there is something to
     /// wait for: a parked waiter is small, and a lock that is free costs no timer.
-    async fn bounded<T>(
-        &self,
-        mut wait: Pin<&mut impl Future<Output = Result<T>>>,
-        deadline: Option<LocalInstant>,
-    ) -> Result<T> {
+    async fn bounded<T>(&self, mut wait: Pin<&mut impl Future<Output = Result<T>>>) -> Result<T> {
         let mut limits = None;
         let found = poll_fn(|context| {
             // First, so that a waiter whose turn comes with its cancellation asks nobody.
@@ -109,16 +106,16 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 self.context.engine.check_runtime()?;
             }
             self.under_way.get_or_init(|| self.context.engine.background.token());
-            let limits = limits.get_or_insert_with(|| Box::pin(self.limits(deadline)));
+            let limits = limits.get_or_insert_with(|| Box::pin(self.limits()));
             limits.as_mut().poll(context).map(Err)
         })
         .await?;
         // A lock that came too late is dropped here, and so released.
-        if self.is_past(deadline) { Err(self.timed_out()) } else { Ok(found) }
+        if self.is_late() { Err(self.timed_out()) } else { Ok(found) }
     }
 
-    fn is_past(&self, deadline: Option<LocalInstant>) -> bool {
-        deadline.is_some_and(|deadline| self.context.engine.ticker.now() >= deadline)
+    fn is_late(&self) -> bool {
+        self.deadline().is_some_and(|deadline| self.context.engine.ticker.now() >= deadline)
     }
 
     fn is_cancelled(&self) -> bool {
@@ -128,7 +125,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     }
 
     /// Waits for whatever ends the wait without the lock.
-    async fn limits(&self, deadline: Option<LocalInstant>) -> Error {
+    async fn limits(&self) -> Error {
         let cancelled = async {
             let shut_down = self.context.engine.shut_down.cancelled();
             match &self.context.options.cancel {
@@ -149,38 +146,40 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         tokio::select! {
             biased;
             () = cancelled => self.cancelled(),
-            () = self.context.engine.ticker.sleep_until_some(deadline) => self.timed_out(),
+            () = self.context.engine.ticker.sleep_until_some(self.deadline()) => self.timed_out(),
         }
     }
 
+    /// When the time is over. A timeout of zero bounds no attempt: `lock` makes none, and the one of
+    /// `try_lock` is made whatever the timeout.
     fn deadline(&self) -> Option<LocalInstant> {
-        self.context.options.timeout.map(|timeout| self.started + timeout)
-    }
-
-    /// A single attempt is made whatever the timeout; one of zero does not bound it.
-    fn attempt_deadline(&self) -> Option<LocalInstant> {
-        self.deadline().filter(|deadline| *deadline > self.started)
+        let timeout = self.context.options.timeout.filter(|timeout| !timeout.is_zero());
+        timeout.map(|timeout| self.started + timeout)
     }
 
     /// Waits for the turn within this process, then for the lock.
     async fn in_turn(&self) -> Result<LockGuard<B>> {
         let visit = self.context.engine.lanes.enter(self.key);
         let lane = &*visit.lane;
-        let policy = self.context.options.retry_policy();
-        let (mut turn, schedule) = match policy.max_retries {
-            None => (lane.turn.lock().await, None),
-            // Boxed, so that waiters without a limit are smaller.
-            Some(_) => Box::pin(self.turn_within_retries(lane, policy)).await?,
+        let (mut turn, schedule, now) = if let Ok(turn) = lane.turn.try_lock() {
+            (turn, None, Some(self.started))
+        } else {
+            let (turn, schedule) = match self.context.options.max_retries() {
+                None => (lane.turn.lock().await, None),
+                // Boxed, so that waiters without a limit are smaller.
+                Some(_) => Box::pin(self.turn_within_retries(lane)).await?,
+            };
+            if self.is_late() {
+                // Its turn came with its timeout; it leaves without asking.
+                return Err(self.timed_out());
+            }
+            (turn, schedule, None)
         };
-        if self.is_past(self.deadline()) {
-            // Its turn came with its timeout; it leaves without asking.
-            return Err(self.timed_out());
-        }
-        let mut attempts = Attempts::new(self.context, self.key, &self.attempts, Some(&visit));
+        let mut attempts = Attempts::new(self.context, self.key, &self.attempts, Some(&visit), now);
         // What this process holds itself need not be asked for until it is given back; but with one
         // attempt and no retries there is no time to wait for that.
         let mut holder = Holder::Here;
-        if lane.held_until().is_none() || policy.max_retries == Some(0) {
+        if lane.held_until().is_none() || self.context.options.max_retries() == Some(0) {
             match self.ask(lane, &mut turn, &mut attempts).await? {
                 Found::Ours(guard) => return Ok(guard),
                 Found::Taken { free_in } => holder = Holder::Elsewhere { free_in },
@@ -195,10 +194,10 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     async fn turn_within_retries<'lane>(
         &self,
         lane: &'lane Lane,
-        policy: RetryPolicy,
     ) -> Result<(MutexGuard<'lane, Turn>, Option<Box<Schedule>>)> {
         let ticker = &self.context.engine.ticker;
-        let mut schedule = Box::new(Schedule::new(policy, self.context.options.timeout));
+        let options = &self.context.options;
+        let mut schedule = Box::new(Schedule::new(options.retry_policy(), options.timeout));
         let mut turn = pin!(lane.turn.lock());
         loop {
             if let Poll::Ready(turn) = poll_once(turn.as_mut()).await {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{
@@ -65,9 +66,13 @@ pub(super) struct Files {
 
 /// What connects with TLS in this mode.
 pub(super) fn connector(mode: SslMode, files: &Files) -> Result<MakeRustlsConnect> {
-    crypto::install();
+    let provider = crypto::provider();
     let unreadable = |what: &str| Error::invalid(format!("{what} is no PEM file of that kind"));
-    let builder = ClientConfig::builder();
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|_cause| {
+            Error::invalid("the process's provider of cryptography has no version of TLS")
+        })?;
     // Without a root certificate `require` asks nothing, as libpq has it.
     let asks_nothing = match mode {
         SslMode::Disable | SslMode::Prefer => true,
@@ -75,18 +80,20 @@ pub(super) fn connector(mode: SslMode, files: &Files) -> Result<MakeRustlsConnec
         SslMode::VerifyCa | SslMode::VerifyFull => false,
     };
     let builder = if asks_nothing {
-        let verifier = Verifier { inner: None };
+        let verifier = Verifier { inner: None, provider };
         builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
     } else {
         let roots = Arc::new(roots(files.root.as_deref())?);
-        let inner = WebPkiServerVerifier::builder(roots).build().map_err(|_cause| {
-            Error::new(ErrorCode::ServiceUnavailable, "there are no trusted root certificates")
-                .without_effect()
-        })?;
+        let inner = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider))
+            .build()
+            .map_err(|_cause| {
+                Error::new(ErrorCode::ServiceUnavailable, "there are no trusted root certificates")
+                    .without_effect()
+            })?;
         if mode == SslMode::VerifyFull {
             builder.dangerous().with_custom_certificate_verifier(inner)
         } else {
-            let verifier = Verifier { inner: Some(inner) };
+            let verifier = Verifier { inner: Some(inner), provider };
             builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
         }
     };
@@ -122,6 +129,7 @@ fn roots(file: Option<&[u8]>) -> Result<RootCertStore> {
 #[derive(Debug)]
 struct Verifier {
     inner: Option<Arc<WebPkiServerVerifier>>,
+    provider: Arc<CryptoProvider>,
 }
 
 impl ServerCertVerifier for Verifier {
@@ -148,7 +156,12 @@ impl ServerCertVerifier for Verifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
-        rustls::crypto::verify_tls12_signature(message, cert, dss, &algorithms())
+        rustls::crypto::verify_tls12_signature(
+            message,
+            cert,
+            dss,
+            &self.provider.signature_verification_algorithms,
+        )
     }
 
     fn verify_tls13_signature(
@@ -157,14 +170,15 @@ impl ServerCertVerifier for Verifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
-        rustls::crypto::verify_tls13_signature(message, cert, dss, &algorithms())
+        rustls::crypto::verify_tls13_signature(
+            message,
+            cert,
+            dss,
+            &self.provider.signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        algorithms().supported_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
-}
-
-fn algorithms() -> rustls::crypto::WebPkiSupportedAlgorithms {
-    rustls::crypto::ring::default_provider().signature_verification_algorithms
 }

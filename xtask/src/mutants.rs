@@ -421,6 +421,13 @@ const MUTANTS: &[Mutant] = &[
         mutated: "Some(_limit) => Some(attempt.await),",
         caught_by: "redis_faults",
     },
+    Mutant {
+        name: "a wait that ends without an answer looks like a lock that is held",
+        file: "lock/wait.rs",
+        original: "Some(trouble) => error.with_source(trouble),",
+        mutated: "Some(_trouble) => error,",
+        caught_by: "waiting",
+    },
 ];
 
 /// The test files that catch them.

@@ -225,6 +225,29 @@ async fn errors_are_ridden_out_when_asked_for_and_the_same_request_is_sent_again
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_timeout_tells_a_store_that_failed_from_a_lock_that_is_held() {
+    let source = |error: &syncguard::Error| {
+        let source = std::error::Error::source(error)?.downcast_ref::<syncguard::Error>()?;
+        Some(source.code())
+    };
+    let backend = Faulty::polling();
+    let locker = locker(&backend, LockOptions::default().ride_out_errors(true).timeout(ms(2000)));
+    backend.fail_always(Call::Acquire, Some(Fault::Fails(ErrorCode::ServiceUnavailable)));
+    let error = locker.lock("k").await.expect_err("no store");
+    assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+    assert_eq!(source(&error), Some(ErrorCode::ServiceUnavailable));
+    // The last answer decides.
+    backend.fail_always(Call::Acquire, None);
+    let guard = locker.lock("k").await.expect("free");
+    backend.fail_next(Call::Acquire, Fault::Fails(ErrorCode::ServiceUnavailable));
+    let error = locker.try_lock("k").await.expect_err("no retries for a single attempt");
+    assert_eq!(error.code(), ErrorCode::ServiceUnavailable);
+    let error = locker.lock("k").await.expect_err("held");
+    assert_eq!((error.code(), source(&error)), (ErrorCode::AcquisitionTimeout, None));
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_in_doubt_is_undone_however_the_wait_ends() {
     // By timeout, by cancellation, by dropping, by a last retry, and for a single attempt.
     for ending in 0..5 {

@@ -114,6 +114,10 @@ impl LockOptions {
 
     /// Whether a wait goes on through errors that may pass ([`Error::is_retryable`]), until its
     /// timeout. Without it the first error ends the wait.
+    ///
+    /// If the last attempt before the timeout failed, its error is the
+    /// [`source`](std::error::Error::source) of the timeout's: whether anyone holds the lock is not
+    /// known then.
     #[must_use]
     pub fn ride_out_errors(mut self, ride_out: bool) -> Self {
         self.ride_out_errors = ride_out;

@@ -4,7 +4,7 @@
 use std::future::{pending, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -33,6 +33,8 @@ pub(super) struct Wait<'a, B: LockBackend> {
     key: &'a Key,
     started: LocalInstant,
     attempts: AtomicU32,
+    /// The error of the last attempt, if it was ridden out.
+    trouble: Mutex<Option<Error>>,
     /// Makes a shutdown wait for what is under way here, until this is dropped.
     under_way: OnceLock<TaskTrackerToken>,
     outcome: WaitOutcome,
@@ -53,6 +55,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             key,
             started: context.engine.ticker.now(),
             attempts: AtomicU32::new(0),
+            trouble: Mutex::new(None),
             under_way: OnceLock::new(),
             // What it is if the caller drops the wait.
             outcome: WaitOutcome::Cancelled,
@@ -264,7 +267,10 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         turn: &mut Turn,
         attempts: &mut Attempts<'_, B>,
     ) -> Result<Found<B>> {
-        match attempts.ask().await {
+        let answer = attempts.ask().await;
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) =
+            answer.as_ref().err().cloned();
+        match answer {
             Ok(Found::Ours(guard)) => {
                 turn.courtesy.granted(guard.try_fence());
                 if let Some(wake_ups) = &mut turn.wake_ups {
@@ -404,7 +410,11 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             "the lock was not obtained within {} ms ({attempts} attempts)",
             elapsed.as_millis()
         );
-        Error::new(ErrorCode::AcquisitionTimeout, message).with_key(self.key)
+        let error = Error::new(ErrorCode::AcquisitionTimeout, message).with_key(self.key);
+        match self.trouble.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(trouble) => error.with_source(trouble),
+            None => error,
+        }
     }
 
     fn cancelled(&self) -> Error {

@@ -4,23 +4,21 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
-const EXIT_CODES: &str = "\
-Exit codes:
-    0  done; of `run`: the command's own code is passed on, whatever it is
-    1  the answer is no: not held, not locked, something is wrong (doctor)
-    2  what was typed makes no sense
-  123  run: the lock was lost, and the command was ended
-  124  the lock was not obtained in time
-  125  syncguard failed, for example because the store cannot be reached
-  126  run: the command cannot be executed
-  127  run: the command was not found
-128+n  run: the command was ended by signal n";
+use crate::exit::{CODES, NOT_ACQUIRED};
 
 const URL_HELP: &str = "Where the locks are: sqlite:/path, redis://host, … [env: SYNCGUARD_URL] \
                         [default: a file of this user on this machine]";
+
+const REQUIRE_URL_HELP: &str = "Refuse to use the default store [env: SYNCGUARD_REQUIRE_URL=1]";
+
+/// The exit codes, below the help text.
+fn exit_codes() -> String {
+    let line = |(code, meaning): (&str, &str)| format!("{code:>5}  {meaning}");
+    format!("Exit codes:\n{}", CODES.map(line).join("\n"))
+}
 
 /// Run commands while holding a distributed lock
 #[derive(Debug, Parser)]
@@ -28,7 +26,7 @@ const URL_HELP: &str = "Where the locks are: sqlite:/path, redis://host, … [en
     name = "syncguard",
     version,
     arg_required_else_help = true,
-    after_help = EXIT_CODES,
+    after_help = exit_codes(),
     max_term_width = 100
 )]
 pub(crate) struct Cli {
@@ -42,18 +40,26 @@ pub(crate) struct Cli {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    #[arg(long, global = true, value_name = "URL", help = URL_HELP)]
+    #[arg(long, global = true, value_name = "URL", help = URL_HELP, value_hint = ValueHint::Other)]
     pub(crate) url: Option<String>,
-    /// A file that holds the URL, which may hold a password
-    #[arg(long, global = true, value_name = "FILE", conflicts_with = "url")]
+    /// Read the URL from a file, which keeps a password out of `ps`
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        conflicts_with = "url",
+        value_hint = ValueHint::FilePath
+    )]
     pub(crate) url_file: Option<PathBuf>,
-    /// How data is written to standard output
+    #[arg(long, global = true, help = REQUIRE_URL_HELP)]
+    pub(crate) require_url: bool,
+    /// Format of data on standard output and of messages on standard error
     #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
-    /// Say nothing but errors
+    /// Print errors only
     #[arg(long, short, global = true, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Say more; twice says even more
+    /// Increase verbosity (-v info, -vv debug)
     #[arg(long, short, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 }
@@ -71,34 +77,39 @@ pub(crate) enum Format {
 pub(crate) enum Command {
     /// Run a command while holding a lock
     Run(Run),
-    /// Take a lock and print its lock id, the receipt for `release`
+    /// Acquire a lock and print its lock id, which `release` needs
     Acquire(Acquire),
-    /// Give a lock back; exit code 1 if it was not held any more
+    /// Release a lock; exit code 1 if it was not held
     Release(Release),
-    /// Let a lock live this long from now on; exit code 1 if it was not held any more
+    /// Reset a lock's TTL; exit code 1 if it was not held
     Extend(Extend),
-    /// Say whether a key is locked; exit code 1 if it is free
+    /// Show whether a lock is held; exit code 1 if it is free
     Status(OneKey),
-    /// Say whether a lock id holds a lock; exit code 1 if it does not
+    /// Wait until a lock is free, without taking it
+    Wait(Wait),
+    /// Show whether a lock id holds a lock; exit code 1 if it does not
     Owns(OneId),
     /// List the locks that are held
     Ls(Ls),
     /// Take a lock away from its holder
     Break(Break),
-    /// Show what a key is called in the store; needs no connection
+    /// Show the names of a lock's records in the store; does not connect
     ExplainKey(OneKey),
+    /// Show which store is used, without its password; does not connect
+    Url,
     /// Create what the store needs
     Setup,
-    /// Check the store: reachable, fast, safe, with all rights
-    Doctor,
+    /// Check the store: reachable, with the rights it needs, safe settings
+    Doctor(Doctor),
     /// Print a completion script for a shell
     Completions {
-        /// The shell
+        /// Shell to complete for
         shell: Shell,
     },
     /// Print the manual page, or write the pages of all commands into a directory
     Man {
-        /// Where the pages go
+        /// Directory for the pages; it must exist
+        #[arg(value_hint = ValueHint::DirPath)]
         directory: Option<PathBuf>,
     },
     /// Ends a group of processes when its parent is gone
@@ -109,53 +120,121 @@ pub(crate) enum Command {
     },
 }
 
-/// How long a lock lives and how long it is waited for.
+/// The name of a lock.
+#[derive(Args, Debug)]
+pub(crate) struct KeyArgs {
+    #[arg(
+        help = "Name of the lock [env: SYNCGUARD_KEY]",
+        value_name = "KEY",
+        id = "key_argument",
+        conflicts_with = "key",
+        value_hint = ValueHint::Other
+    )]
+    pub(crate) argument: Option<String>,
+    /// Name of the lock, as an option
+    #[arg(long = "key", short = 'k', value_name = "KEY", id = "key", value_hint = ValueHint::Other)]
+    pub(crate) option: Option<String>,
+}
+
+/// How long a lock lives and how long to wait for it.
 #[derive(Args, Debug)]
 pub(crate) struct Waiting {
-    /// The lock frees itself this long after its last renewal
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    /// The lock expires this long after its last renewal
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "30s",
+        value_parser = duration,
+        value_hint = ValueHint::Other
+    )]
     pub(crate) ttl: Duration,
-    /// How long to wait for the lock: 5s, 2m, … or forever
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = patience)]
-    pub(crate) wait: Patience,
+    /// How long to wait for the lock: 10 (seconds), 500ms, 2m, … or forever
+    #[arg(
+        long,
+        short,
+        value_name = "DURATION",
+        default_value = "5s",
+        value_parser = wait_limit,
+        value_hint = ValueHint::Other
+    )]
+    pub(crate) wait: WaitLimit,
     /// Do not wait at all
-    #[arg(long, conflicts_with = "wait")]
+    #[arg(long, short, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
+    #[command(flatten)]
+    pub(crate) conflict: Conflict,
+}
+
+/// What to do when the lock cannot be acquired.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Conflict {
+    /// Exit code if the lock is not acquired in time
+    #[arg(
+        long = "conflict-exit-code",
+        short = 'E',
+        value_name = "CODE",
+        default_value_t = NOT_ACQUIRED,
+        value_hint = ValueHint::Other
+    )]
+    pub(crate) exit_code: u8,
+    /// Give up at the first error of the store, even one that may pass
+    #[arg(long)]
+    pub(crate) fail_fast: bool,
 }
 
 /// How long to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum WaitLimit {
     For(Duration),
     Forever,
 }
 
 #[derive(Args, Debug)]
+#[command(override_usage = "syncguard run [OPTIONS] KEY -- COMMAND...\n       \
+                            syncguard run [OPTIONS] KEY -c 'SHELL COMMAND'")]
 pub(crate) struct Run {
-    /// What is locked
-    #[arg(long, short)]
-    pub(crate) key: String,
+    #[command(flatten)]
+    pub(crate) key: KeyArgs,
     #[command(flatten)]
     pub(crate) waiting: Waiting,
     /// Keep the lock at least this long, even if the command is faster
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration, value_hint = ValueHint::Other)]
     pub(crate) hold_at_least: Option<Duration>,
-    /// End the command when it takes longer than this
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    /// End the command if it takes longer than this
+    #[arg(long, value_name = "DURATION", value_parser = duration, value_hint = ValueHint::Other)]
     pub(crate) max_hold: Option<Duration>,
     /// How long the command may take to end when the lock is lost, before it is killed
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "5s",
+        value_parser = duration,
+        value_hint = ValueHint::Other
+    )]
     pub(crate) grace: Duration,
-    /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    /// Command for /bin/sh
+    #[arg(
+        long = "command",
+        short = 'c',
+        value_name = "SHELL COMMAND",
+        conflicts_with = "command",
+        value_hint = ValueHint::CommandString
+    )]
+    pub(crate) shell_command: Option<OsString>,
+    /// Command and its arguments
+    #[arg(
+        last = true,
+        required_unless_present = "shell_command",
+        value_name = "COMMAND",
+        value_hint = ValueHint::CommandWithArguments
+    )]
     pub(crate) command: Vec<OsString>,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Acquire {
-    /// What is locked
-    #[arg(long, short)]
-    pub(crate) key: String,
+    #[command(flatten)]
+    pub(crate) key: KeyArgs,
     #[command(flatten)]
     pub(crate) waiting: Waiting,
 }
@@ -170,21 +249,45 @@ pub(crate) struct Release {
 pub(crate) struct Extend {
     #[command(flatten)]
     pub(crate) id: OneId,
-    /// How long from now
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    /// Time to live from now on
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "30s",
+        value_parser = duration,
+        value_hint = ValueHint::Other
+    )]
     pub(crate) ttl: Duration,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct OneKey {
-    /// What is or would be locked
-    pub(crate) key: String,
+    #[command(flatten)]
+    pub(crate) key: KeyArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Wait {
+    #[command(flatten)]
+    pub(crate) key: KeyArgs,
+    /// How long to wait: 10 (seconds), 500ms, 2m, … or forever
+    #[arg(
+        long = "wait",
+        short = 'w',
+        value_name = "DURATION",
+        default_value = "forever",
+        value_parser = wait_limit,
+        value_hint = ValueHint::Other
+    )]
+    pub(crate) limit: WaitLimit,
+    #[command(flatten)]
+    pub(crate) conflict: Conflict,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct OneId {
-    /// The lock id that `acquire` printed; - reads it from standard input, where `ps` does not see it
-    #[arg(allow_hyphen_values = true)]
+    /// Lock id that `acquire` printed; - reads it from standard input, out of sight of `ps`
+    #[arg(allow_hyphen_values = true, value_hint = ValueHint::Other)]
     pub(crate) lock_id: String,
 }
 
@@ -197,21 +300,35 @@ pub(crate) struct Ls {
 
 #[derive(Args, Debug)]
 pub(crate) struct Break {
-    /// What is locked
-    pub(crate) key: String,
+    #[command(flatten)]
+    pub(crate) key: KeyArgs,
     /// Do not ask
     #[arg(long, short)]
     pub(crate) yes: bool,
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text)
-        .map_err(|_cause| "durations look like 500ms, 30s, 5m or 1h 30m".to_owned())
+#[derive(Args, Debug)]
+pub(crate) struct Doctor {
+    /// Exit with 1 for warnings too
+    #[arg(long)]
+    pub(crate) strict: bool,
 }
 
-fn patience(text: &str) -> Result<Patience, String> {
+/// A duration with units, or a number of seconds.
+fn duration(text: &str) -> Result<Duration, String> {
+    const EXPECTED: &str = "expected seconds, or a duration such as 500ms, 30s, 5m or \"1h 30m\"";
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    if is_number(whole) && is_number(fraction) {
+        let seconds = text.parse().ok().and_then(|text| Duration::try_from_secs_f64(text).ok());
+        return seconds.ok_or_else(|| EXPECTED.to_owned());
+    }
+    humantime::parse_duration(text).map_err(|_cause| EXPECTED.to_owned())
+}
+
+fn wait_limit(text: &str) -> Result<WaitLimit, String> {
     match text {
-        "forever" => Ok(Patience::Forever),
-        _ => duration(text).map(Patience::For),
+        "forever" => Ok(WaitLimit::Forever),
+        _ => duration(text).map(WaitLimit::For),
     }
 }

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
 
 use nix::errno::Errno;
 use nix::sys::signal::{self, Signal};
@@ -10,7 +9,8 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use syncguard::{Fence, Key};
 
-use crate::exit::{FAILED, Failure, NOT_EXECUTABLE, NOT_FOUND};
+use crate::exit::{FAILED, Failure};
+use crate::program;
 use crate::target;
 use crate::terminal::Terminal;
 
@@ -43,21 +43,12 @@ impl CommandProcess {
     ) -> Result<Self, Failure> {
         let (program, arguments) =
             command.split_first().ok_or_else(|| Failure::new(FAILED, "there is no command"))?;
-        let started = Command::new(program)
-            .args(arguments)
-            .env("SYNCGUARD_KEY", key.as_str())
-            .env("SYNCGUARD_FENCE", fence.to_string())
-            .env_remove(target::VARIABLE)
-            .process_group(group.as_raw())
-            .spawn();
-        let process = started.map_err(|cause| {
-            let name = program.to_string_lossy();
-            match cause.kind() {
-                std::io::ErrorKind::NotFound => {
-                    Failure::new(NOT_FOUND, format!("there is no command {name}"))
-                }
-                _ => Failure::new(NOT_EXECUTABLE, format!("{name} cannot be run: {cause}")),
-            }
+        let process = program::spawn(program, arguments, |command| {
+            command
+                .env("SYNCGUARD_KEY", key.as_str())
+                .env("SYNCGUARD_FENCE", fence.to_string())
+                .env_remove(target::VARIABLE)
+                .process_group(group.as_raw());
         })?;
         let pid = i32::try_from(process.id()).map(Pid::from_raw);
         let pid = pid.map_err(|cause| Failure::new(FAILED, format!("no process id: {cause}")))?;

@@ -4,20 +4,47 @@ use std::fmt;
 
 use syncguard::{Error, ErrorCode};
 
+/// The answer to a question is no.
+pub(crate) const NO: u8 = 1;
+/// A usage error.
+pub(crate) const USAGE: u8 = 2;
+/// `--max-hold` was over while the command ran.
+pub(crate) const MAX_HOLD: u8 = 122;
 /// The lock was lost while the command ran.
 pub(crate) const LOST: u8 = 123;
-/// The lock was not obtained in time.
-pub(crate) const NOT_OBTAINED: u8 = 124;
+/// The lock was not acquired in time.
+pub(crate) const NOT_ACQUIRED: u8 = 124;
 /// Something of ours failed.
 pub(crate) const FAILED: u8 = 125;
 /// The command was found and could not be run.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// The command was not found.
 pub(crate) const NOT_FOUND: u8 = 127;
-/// Something makes no sense in what was typed.
-pub(crate) const USAGE: u8 = 2;
-/// The answer to a question is no.
-pub(crate) const NO: u8 = 1;
+
+/// All codes and what they mean, for the help text and the manual.
+pub(crate) const CODES: [(&str, &str); 10] = [
+    ("0", "success; `run` passes on the exit code of the command"),
+    ("1", "the answer is no: not held, free, or an error found by doctor"),
+    ("2", "usage error"),
+    ("122", "run: --max-hold was over, and the command was ended"),
+    ("123", "run: the lock was lost, and the command was ended"),
+    ("124", "the lock was not acquired in time (see --conflict-exit-code)"),
+    ("125", "syncguard failed, for example because the store cannot be reached"),
+    ("126", "run: the command cannot be executed"),
+    ("127", "run: the command was not found"),
+    ("128+n", "run: the command was ended by signal n"),
+];
+
+/// What a failure is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum About {
+    /// Anything else.
+    Other,
+    /// Another process holds the lock.
+    Conflict,
+    /// The store, whose address belongs in the message.
+    Store,
+}
 
 /// What to say, what may help, and the code to end with.
 #[derive(Debug)]
@@ -25,15 +52,43 @@ pub(crate) struct Failure {
     pub(crate) code: u8,
     pub(crate) message: String,
     pub(crate) hint: Option<String>,
+    about: About,
+    may_pass: bool,
 }
 
 impl Failure {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), hint: None }
+        Self { code, message: message.into(), hint: None, about: About::Other, may_pass: false }
+    }
+
+    /// The lock is held by another process; `code` is what the user chose for that.
+    pub(crate) fn conflict(code: u8, message: impl Into<String>) -> Self {
+        Self { about: About::Conflict, ..Self::new(code, message) }
     }
 
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
+        self
+    }
+
+    /// Whether the same may work later.
+    pub(crate) fn may_pass(&self) -> bool {
+        self.may_pass
+    }
+
+    pub(crate) fn is_conflict(&self) -> bool {
+        self.about == About::Conflict
+    }
+
+    /// Whether the store failed, whose address belongs in the message.
+    pub(crate) fn is_about_the_store(&self) -> bool {
+        self.about == About::Store
+    }
+
+    /// The same with another message, which names the store.
+    pub(crate) fn located(mut self, message: String) -> Self {
+        self.message = message;
+        self.about = About::Other;
         self
     }
 }
@@ -46,22 +101,31 @@ impl fmt::Display for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let code = match error.code() {
+        let source = std::error::Error::source(&error);
+        let (code, about) = match error.code() {
             // What a store refuses is no mistake in what was typed.
-            ErrorCode::InvalidArgument if error.backend().is_none() => USAGE,
-            ErrorCode::AcquisitionTimeout => NOT_OBTAINED,
-            _ => FAILED,
+            ErrorCode::InvalidArgument if error.backend().is_none() => (USAGE, About::Other),
+            ErrorCode::AcquisitionTimeout => {
+                // Whether another process holds the lock is not known if the store did not answer.
+                if let Some(last) = source.and_then(|source| source.downcast_ref::<Error>()) {
+                    return Self::from(last.clone());
+                }
+                (NOT_ACQUIRED, About::Conflict)
+            }
+            ErrorCode::Aborted => (FAILED, About::Other),
+            _ => (FAILED, About::Store),
         };
         let mut message = error.to_string();
         // Sources are sanitized, so they may be shown.
-        let mut source = std::error::Error::source(&error);
+        let mut source = source;
         while let Some(cause) = source {
             message = format!("{message} ({cause})");
             source = cause.source();
         }
-        let failure = Self::new(code, message);
+        let may_pass = error.is_retryable();
+        let failure = Self { about, may_pass, ..Self::new(code, message) };
         if error.to_string().contains("setup_schema") {
-            return failure.hint("create the tables with `syncguard setup`");
+            return failure.hint("run `syncguard setup`");
         }
         failure
     }

@@ -1,27 +1,50 @@
-//! Waiting for a lock: with a line at the terminal, and an end by Ctrl-C.
+//! Waiting for a lock: through trouble with the store, with a line at the terminal, and an end by
+//! Ctrl-C.
 
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use syncguard::{AnyBackend, Key, LockGuard, LockOptions, Locker, Ttl, diagnostics};
+use syncguard::{AnyBackend, ErrorCode, Key, LockGuard, LockOptions, Locker, Ttl};
 use tokio::signal::unix::{self, SignalKind};
 
 use crate::Context;
-use crate::args::{Patience, Waiting};
-use crate::child::by_signal;
-use crate::exit::{FAILED, Failure, NOT_OBTAINED, USAGE};
+use crate::args::{Conflict, KeyArgs, WaitLimit, Waiting};
+use crate::event::{Event, millis};
+use crate::exit::{FAILED, Failure, USAGE};
 use crate::output;
+use crate::progress::indicate;
+use crate::reporting::Reporting;
+use crate::target::is_inside_a_run;
+
+/// The variable that names the lock where nothing else does. Commands that are run see their own.
+const KEY: &str = "SYNCGUARD_KEY";
 
 /// What came of waiting.
 pub(crate) enum Obtained {
     Lock(Box<LockGuard<AnyBackend>>),
-    /// A signal came first; this is the code to end with.
-    Interrupted(u8),
+    /// A signal came first.
+    Interrupted(Signal),
 }
 
-/// A key as it was typed.
-pub(crate) fn key(text: &str) -> Result<Key, Failure> {
+/// The key of a lock to take.
+pub(crate) fn key(args: &KeyArgs) -> Result<Key, Failure> {
+    if args.argument.is_none() && args.option.is_none() && is_inside_a_run() {
+        // It would wait for the lock that it runs under.
+        let message = format!("{KEY} names the lock that is held here already");
+        return Err(Failure::new(USAGE, message).hint("name another lock with --key"));
+    }
+    key_to_look_at(args)
+}
+
+/// The key of a lock to look at.
+pub(crate) fn key_to_look_at(args: &KeyArgs) -> Result<Key, Failure> {
+    let typed = args.argument.clone().or_else(|| args.option.clone());
+    let text = match typed {
+        Some(text) => text,
+        None => std::env::var(KEY).ok().filter(|text| !text.is_empty()).ok_or_else(|| {
+            Failure::new(USAGE, "no key").hint(format!("name the lock: KEY, --key KEY or {KEY}"))
+        })?,
+    };
     Key::new(text).map_err(|error| Failure::new(USAGE, error.to_string()))
 }
 
@@ -37,7 +60,99 @@ pub(crate) const ENDING: [Signal; 4] =
 /// Hears one of these signals.
 pub(crate) fn listen(signal: Signal) -> Result<unix::Signal, Failure> {
     unix::signal(SignalKind::from_raw(signal as i32))
-        .map_err(|cause| Failure::new(FAILED, format!("signals cannot be heard: {cause}")))
+        .map_err(|cause| Failure::new(FAILED, format!("cannot listen for signals: {cause}")))
+}
+
+/// When a wait that begins now ends; `None` for never.
+pub(crate) fn deadline(wait: WaitLimit) -> Option<Instant> {
+    match wait {
+        WaitLimit::For(time) => Instant::now().checked_add(time),
+        WaitLimit::Forever => None,
+    }
+}
+
+/// Options for a lock that is waited for like this.
+pub(crate) fn options(waiting: &Waiting) -> Result<LockOptions, Failure> {
+    let options =
+        LockOptions::default().ttl(ttl(waiting.ttl)?).ride_out_errors(!waiting.conflict.fail_fast);
+    Ok(match waiting.wait {
+        // No time at all is one attempt, which needs no limit.
+        WaitLimit::For(Duration::ZERO) => options,
+        WaitLimit::For(time) => options.timeout(time),
+        WaitLimit::Forever => options.wait_forever(),
+    })
+}
+
+/// Connects to the store of a lock that is waited for. The time that it takes is part of the wait.
+pub(crate) async fn locker(
+    context: &Context,
+    key: &Key,
+    waiting: &Waiting,
+    options: LockOptions,
+) -> Result<Locker<AnyBackend>, Failure> {
+    let one_attempt = waiting.no_wait || waiting.wait == WaitLimit::For(Duration::ZERO);
+    let deadline = deadline(waiting.wait);
+    context.target.prepare()?;
+    let is_patient = !one_attempt && !waiting.conflict.fail_fast;
+    let backend = if is_patient {
+        connect_until(context, deadline).await?
+    } else {
+        context.target.open().await?
+    };
+    let options = match deadline {
+        Some(deadline) if !one_attempt => {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Connected at the last moment, one attempt is still made.
+            options.timeout(left.max(Duration::from_millis(100)))
+        }
+        _ => options,
+    };
+    let backend = Reporting::around(backend, context.output, key);
+    Ok(Locker::builder(backend).options(options).build()?)
+}
+
+/// Connects, again and again while errors may pass, until the deadline.
+pub(crate) async fn connect_until(
+    context: &Context,
+    deadline: Option<Instant>,
+) -> Result<AnyBackend, Failure> {
+    const LONGEST_DELAY: Duration = Duration::from_secs(1);
+    let mut delay = Duration::from_millis(50);
+    let mut is_first = true;
+    loop {
+        let opening = context.target.open();
+        let opened = match deadline {
+            Some(deadline) => tokio::time::timeout_at(deadline.into(), opening).await,
+            None => Ok(opening.await),
+        };
+        let error = match opened {
+            Ok(Ok(backend)) => return Ok(backend),
+            Ok(Err(error)) if error.is_retryable() => error,
+            Ok(Err(error)) => return Err(error.into()),
+            Err(_elapsed) => syncguard::Error::new(
+                ErrorCode::NetworkTimeout,
+                "no answer before the wait was over",
+            ),
+        };
+        let pause = delay.mul_f64(0.5 + jitter());
+        if deadline.is_some_and(|deadline| Instant::now() + pause >= deadline) {
+            return Err(error.into());
+        }
+        if is_first {
+            is_first = false;
+            let failure = context.target.locate(error.into());
+            context.output.note(&format!("{failure}; trying again until the wait is over"));
+        }
+        tokio::time::sleep(pause).await;
+        delay = (delay * 2).min(LONGEST_DELAY);
+    }
+}
+
+/// Between 0 and 1, so that processes that failed together do not come back together.
+fn jitter() -> f64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let nanos = now.map_or(0, |now| now.subsec_nanos());
+    f64::from(nanos.wrapping_mul(std::process::id()) % 1000) / 1000.0
 }
 
 /// Waits for a lock.
@@ -47,102 +162,62 @@ pub(crate) async fn obtain(
     key: &Key,
     waiting: &Waiting,
 ) -> Result<Obtained, Failure> {
-    let [mut int, mut term, mut hup, mut quit] = ENDING.map(listen);
-    let ended = async {
-        tokio::select! {
-            _ = int.as_mut().ok()?.recv() => Some(Signal::SIGINT),
-            _ = term.as_mut().ok()?.recv() => Some(Signal::SIGTERM),
-            _ = hup.as_mut().ok()?.recv() => Some(Signal::SIGHUP),
-            _ = quit.as_mut().ok()?.recv() => Some(Signal::SIGQUIT),
-        }
-    };
+    let started = Instant::now();
     let acquiring = async {
-        if waiting.no_wait || waiting.wait == Patience::For(Duration::ZERO) {
+        if waiting.no_wait || waiting.wait == WaitLimit::For(Duration::ZERO) {
             return locker.try_lock(key).await;
         }
         locker.lock(key).await.map(Some)
     };
+    let conflict = waiting.conflict;
     tokio::select! {
         biased;
-        signal = ended => Ok(Obtained::Interrupted(signal.map_or(FAILED, by_signal))),
+        signal = ending_signal() => Ok(Obtained::Interrupted(signal?)),
         acquired = acquiring => match acquired {
-            Ok(Some(guard)) => Ok(Obtained::Lock(Box::new(guard))),
-            Ok(None) => Err(not_obtained(context, "the lock is held by somebody else")),
+            Ok(Some(guard)) => {
+                context.output.event(&Event::Acquired {
+                    key: key.as_str(),
+                    fence: guard.fence().to_string(),
+                    waited_ms: millis(started.elapsed()),
+                });
+                Ok(Obtained::Lock(Box::new(guard)))
+            }
+            Ok(None) => Err(not_acquired(context, conflict, "the lock is held by another process")),
             Err(error) => {
                 let failure = Failure::from(error);
-                match (failure.code, &waiting.wait) {
-                    (NOT_OBTAINED, Patience::For(time)) => Err(not_obtained(
-                        context,
-                        &format!("the lock was not obtained within {}", output::duration(*time)),
-                    )),
+                match waiting.wait {
+                    WaitLimit::For(time) if failure.is_conflict() => {
+                        Err(not_acquired(context, conflict, &not_within(time)))
+                    }
                     _ => Err(failure),
                 }
             }
         },
-        () = indicate(context, locker.backend(), key) => unreachable!("it never ends"),
+        () = indicate(context, key) => unreachable!("it never ends"),
     }
 }
 
-fn not_obtained(context: &Context, message: &str) -> Failure {
-    let failure = Failure::new(NOT_OBTAINED, message);
+/// Waits for a signal that ends the waiting.
+pub(crate) async fn ending_signal() -> Result<Signal, Failure> {
+    let [int, term, hup, quit] = ENDING.map(listen);
+    let (mut int, mut term, mut hup, mut quit) = (int?, term?, hup?, quit?);
+    Ok(tokio::select! {
+        _ = int.recv() => Signal::SIGINT,
+        _ = term.recv() => Signal::SIGTERM,
+        _ = hup.recv() => Signal::SIGHUP,
+        _ = quit.recv() => Signal::SIGQUIT,
+    })
+}
+
+pub(crate) fn not_within(time: Duration) -> String {
+    format!("the lock was not acquired within {}", output::duration(time))
+}
+
+pub(crate) fn not_acquired(context: &Context, conflict: Conflict, message: &str) -> Failure {
+    let failure = Failure::conflict(conflict.exit_code, message);
     if context.output.is_live() {
         failure.hint("wait longer with --wait 1m or --wait forever")
     } else {
         failure
-    }
-}
-
-/// Options for a lock that is waited for like this.
-pub(crate) fn options(waiting: &Waiting) -> Result<LockOptions, Failure> {
-    let options = LockOptions::default().ttl(ttl(waiting.ttl)?);
-    Ok(match waiting.wait {
-        // No time at all is one attempt, which needs no limit.
-        Patience::For(Duration::ZERO) => options,
-        Patience::For(time) => options.timeout(time),
-        Patience::Forever => options.wait_forever(),
-    })
-}
-
-/// Shows at the terminal that somebody waits, and until when the lock is held. Never ends.
-async fn indicate(context: &Context, backend: &AnyBackend, key: &Key) {
-    const FIRST: Duration = Duration::from_millis(300);
-    const AGAIN: Duration = Duration::from_secs(1);
-    if !context.output.is_live() {
-        return std::future::pending().await;
-    }
-    let started = Instant::now();
-    tokio::time::sleep(FIRST).await;
-    // The line goes when this is dropped.
-    let mut line = Line::default();
-    loop {
-        let found = diagnostics::get_by_key(backend, key).await.ok().flatten();
-        let until = found.map_or_else(String::new, |found| {
-            format!(", held until {}", output::time(found.expires_at))
-        });
-        let waited = output::duration(Duration::from_secs(started.elapsed().as_secs()));
-        line.show(&format!("syncguard: waiting for the lock for {waited}{until} (Ctrl-C ends it)"));
-        tokio::time::sleep(AGAIN).await;
-    }
-}
-
-/// A line at the terminal that is written again and again.
-#[derive(Default)]
-struct Line {
-    is_shown: bool,
-}
-
-impl Line {
-    fn show(&mut self, text: &str) {
-        self.is_shown = true;
-        let mut stderr = std::io::stderr().lock();
-        drop(write!(stderr, "\r\x1b[2K{text}").and_then(|()| stderr.flush()));
-    }
-}
-
-impl Drop for Line {
-    fn drop(&mut self) {
-        if self.is_shown {
-            self.show("");
-        }
     }
 }

@@ -75,6 +75,7 @@ fn programs_read_json() {
 #[test]
 fn ls_shows_what_is_held_and_nothing_else() {
     for store in Store::all() {
+        assert_eq!(store.code(&["setup"]), 0);
         assert_eq!(stdout(&store.run(&["ls"])), "");
         for number in 0..5 {
             assert_eq!(
@@ -98,11 +99,12 @@ fn ls_shows_what_is_held_and_nothing_else() {
 #[test]
 fn a_break_asks_and_needs_somebody_to_ask() {
     for store in Store::all() {
+        assert_eq!(store.code(&["setup"]), 0);
         assert_eq!(store.code(&["break", "k", "--yes"]), 1, "there is nothing to break");
         assert_eq!(store.code(&["acquire", "-q", "--key", "k"]), 0);
         let output = store.command(&["break", "k"]).stdin(Stdio::null()).output().expect("runs");
         assert_eq!(output.status.code(), Some(2));
-        assert!(stderr(&output).contains("in scripts, say --yes"), "{}", stderr(&output));
+        assert!(stderr(&output).contains("use --yes"), "{}", stderr(&output));
         assert_eq!(store.code(&["status", "k"]), 0, "nothing was changed");
         assert_eq!(store.code(&["break", "k", "--yes"]), 0);
         assert_eq!(store.code(&["status", "k"]), 1);
@@ -112,24 +114,26 @@ fn a_break_asks_and_needs_somebody_to_ask() {
 #[test]
 fn the_doctor_says_what_is_wrong() {
     for store in Store::all() {
+        assert_eq!(store.code(&["setup"]), 0);
         let diagnosis = json(&store.run(&["doctor", "--format", "json"]));
         let checks = diagnosis["checks"].as_array().expect("a list");
         let subjects: Vec<_> = checks.iter().map(|check| check["subject"].as_str()).collect();
         let is_ok = |subject: &str| {
             let check = checks.iter().find(|check| check["subject"] == subject);
-            check.is_some_and(|check| check["ok"] == true)
+            check.is_some_and(|check| check["severity"] == "ok")
         };
         assert!(is_ok("reachable") && is_ok("rights") && is_ok("clock"), "{subjects:?}");
         // The servers of the tests keep nothing on disk, and that is told.
         assert_eq!(subjects.contains(&Some("aof")), store.redis.is_some());
         assert_eq!(subjects.contains(&Some("emulator")), store.emulator.is_some());
         let is_lasting = store.redis.is_none() && store.emulator.is_none();
-        assert_eq!(store.code(&["doctor"]), i32::from(!is_lasting));
+        assert_eq!(store.code(&["doctor"]), 0, "nothing of it is an error");
+        assert_eq!(store.code(&["doctor", "--strict"]), i32::from(!is_lasting));
         assert_eq!(store.code(&["status", "syncguard-doctor"]), 1, "it leaves no lock behind");
     }
     let output = syncguard(&["doctor", "--url", "redis://127.0.0.1:1/0"]).output().expect("runs");
     assert_eq!(output.status.code(), Some(1));
-    assert!(stdout(&output).contains("look reachable"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("error reachable"), "{}", stdout(&output));
 }
 
 #[test]
@@ -202,10 +206,12 @@ fn help_texts() {
         "release",
         "extend",
         "status",
+        "wait",
         "owns",
         "ls",
         "break",
         "explain-key",
+        "url",
         "setup",
         "doctor",
         "completions",

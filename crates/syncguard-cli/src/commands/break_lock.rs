@@ -3,13 +3,12 @@
 use std::io::{BufRead, IsTerminal, Write};
 
 use serde::Serialize;
-use syncguard::diagnostics;
+use syncguard::{LockBackend, diagnostics};
 
 use crate::Context;
 use crate::args::Break;
 use crate::commands::look::describe;
 use crate::exit::{Failure, NO, USAGE};
-use crate::output::Output;
 use crate::waiting;
 
 #[derive(Serialize)]
@@ -18,27 +17,25 @@ struct Broken {
 }
 
 pub(crate) async fn run(context: &Context, args: Break) -> Result<u8, Failure> {
-    let key = waiting::key(&args.key)?;
-    let backend = context.target.connect().await?;
+    let key = waiting::key_to_look_at(&args.key)?;
+    let backend = context.target.connect_existing().await?;
     let Some(shown) = diagnostics::get_by_key_raw(&backend, &key).await? else {
-        context
-            .output
-            .data(&Broken { broken: false }, || "free; there is nothing to break\n".to_owned());
+        context.output.data(&Broken { broken: false }, || "free; nothing to break\n".to_owned())?;
         return Ok(NO);
     };
-    let whom_it_hurts = format!(
-        "the lock is held {}; its holder is not asked: it works on, unlocked, until its next \
-         renewal fails, and its writes are refused only where fences are checked",
+    let consequences = format!(
+        "held {}; the holder keeps working without the lock until it notices; only resources that \
+         check fences refuse its writes",
         describe(&shown.info)
     );
     if args.yes {
-        context.output.note(&whom_it_hurts);
+        context.output.note(&consequences);
     } else {
-        // Whoever is asked must know what for.
-        Output::say(&whom_it_hurts);
+        // A question needs its subject, even with --quiet.
+        context.output.say(&consequences);
     }
     if !args.yes && !confirmed()? {
-        context.output.note("nothing was changed");
+        context.output.note("nothing was broken");
         return Ok(NO);
     }
     let broken = diagnostics::break_lock(&backend, &shown).await?;
@@ -46,15 +43,16 @@ pub(crate) async fn run(context: &Context, args: Break) -> Result<u8, Failure> {
         if broken {
             "broken\n".to_owned()
         } else {
-            "it is not held any more by whom was shown; nothing was changed\n".to_owned()
+            "the holder changed; nothing was broken\n".to_owned()
         }
-    });
+    })?;
+    backend.quiesce().await;
     Ok(if broken { 0 } else { NO })
 }
 
 fn confirmed() -> Result<bool, Failure> {
     if !std::io::stdin().is_terminal() {
-        return Err(Failure::new(USAGE, "there is nobody to ask").hint("in scripts, say --yes"));
+        return Err(Failure::new(USAGE, "not a terminal; use --yes"));
     }
     let mut stderr = std::io::stderr().lock();
     drop(write!(stderr, "break it? [y/N] ").and_then(|()| stderr.flush()));

@@ -1,18 +1,23 @@
 //! `acquire`, `release` and `extend`: locks for scripts, which keep the lock id themselves.
 
 use std::io::Read;
+use std::time::Duration;
 
 use serde::Serialize;
 use syncguard::{
-    Extend as Extended, ExtendRequest, LockBackend, LockId, Locker, Release as Released,
-    ReleaseRequest,
+    AnyBackend, Extend as Extended, ExtendRequest, LockBackend, LockGuard, LockId,
+    Release as Released, ReleaseRequest,
 };
 
 use crate::Context;
 use crate::args::{Acquire, Extend, OneId, Release};
+use crate::child::by_signal;
 use crate::exit::{FAILED, Failure, NO, USAGE};
 use crate::output;
 use crate::waiting::{self, Obtained};
+
+/// How long to undo an attempt that was under way when the wait ended.
+const UNDO_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -40,53 +45,65 @@ pub(crate) fn lock_id(args: &OneId) -> Result<LockId, Failure> {
     if text == "-" {
         text.clear();
         std::io::stdin().read_to_string(&mut text).map_err(|cause| {
-            Failure::new(FAILED, format!("standard input cannot be read: {cause}"))
+            Failure::new(FAILED, format!("cannot read standard input: {cause}"))
         })?;
     }
     LockId::parse(text.trim()).map_err(|error| {
-        Failure::new(USAGE, error.to_string()).hint("a lock id is what `syncguard acquire` printed")
+        Failure::new(USAGE, error.to_string())
+            .hint("use the lock id that `syncguard acquire` printed")
     })
 }
 
 pub(crate) async fn acquire(context: &Context, args: Acquire) -> Result<u8, Failure> {
     let key = waiting::key(&args.key)?;
     let options = waiting::options(&args.waiting)?;
-    let locker = Locker::builder(context.target.connect().await?).options(options).build()?;
-    match waiting::obtain(context, &locker, &key, &args.waiting).await? {
-        Obtained::Interrupted(code) => {
-            drop(locker.shutdown().await);
-            Ok(code)
-        }
-        Obtained::Lock(guard) => {
-            let (fence, expires_at) = (guard.fence(), guard.expires_at());
-            let lock_id = guard.leak();
-            let receipt = Receipt {
-                lock_id: lock_id.expose(),
-                fence: fence.to_string(),
-                expires_at_ms: expires_at.as_millis(),
-            };
-            context.output.data(&receipt, || format!("{}\n", lock_id.expose()));
-            let until = output::time(expires_at);
-            context.output.note(&format!("acquired with fence {fence}, until {until}"));
-            Ok(0)
-        }
+    let locker = waiting::locker(context, &key, &args.waiting, options).await?;
+    let obtained = waiting::obtain(context, &locker, &key, &args.waiting).await;
+    let ended = match obtained {
+        Ok(Obtained::Lock(guard)) => hand_out(context, *guard).await,
+        Ok(Obtained::Interrupted(signal)) => Ok(by_signal(signal)),
+        Err(failure) => Err(failure),
+    };
+    // An attempt that was under way may have taken a lock, whose id nobody knows.
+    drop(locker.shutdown_within(UNDO_LIMIT).await);
+    ended
+}
+
+/// Prints the lock id. A lock whose id did not arrive is given back.
+async fn hand_out(context: &Context, mut guard: LockGuard<AnyBackend>) -> Result<u8, Failure> {
+    let (lock_id, fence, expires_at) = (guard.lock_id(), guard.fence(), guard.expires_at());
+    let receipt = Receipt {
+        lock_id: lock_id.expose(),
+        fence: fence.to_string(),
+        expires_at_ms: expires_at.as_millis(),
+    };
+    if let Err(failure) = context.output.receipt(&receipt, || format!("{}\n", lock_id.expose())) {
+        drop(guard.release().await);
+        return Err(failure);
     }
+    let _lock_id = guard.leak();
+    if !context.output.tells_events() {
+        let until = output::time(expires_at);
+        context.output.note(&format!("acquired with fence {fence}, until {until}"));
+    }
+    Ok(0)
 }
 
 pub(crate) async fn release(context: &Context, args: Release) -> Result<u8, Failure> {
     let lock_id = lock_id(&args.id)?;
-    let backend = context.target.connect().await?;
+    let backend = context.target.connect_existing().await?;
     let released = backend.release(&ReleaseRequest::new(lock_id)).await?;
     let released = released == Released::Released;
     context.output.data(&Answer { released }, || {
-        if released { "released\n".to_owned() } else { "not held any more\n".to_owned() }
-    });
+        if released { "released\n".to_owned() } else { "not held\n".to_owned() }
+    })?;
+    backend.quiesce().await;
     Ok(if released { 0 } else { NO })
 }
 
 pub(crate) async fn extend(context: &Context, args: Extend) -> Result<u8, Failure> {
     let (lock_id, ttl) = (lock_id(&args.id)?, waiting::ttl(args.ttl)?);
-    let backend = context.target.connect().await?;
+    let backend = context.target.connect_existing().await?;
     let expires_at = match backend.extend(&ExtendRequest::new(lock_id, ttl)).await? {
         Extended::Extended(extension) => Some(extension.expires_at()),
         Extended::NotHeld(_) => None,
@@ -97,7 +114,7 @@ pub(crate) async fn extend(context: &Context, args: Extend) -> Result<u8, Failur
     };
     context.output.data(&answer, || match expires_at {
         Some(expires_at) => format!("extended until {}\n", output::time(expires_at)),
-        None => "not held any more\n".to_owned(),
-    });
+        None => "not held\n".to_owned(),
+    })?;
     Ok(if expires_at.is_some() { 0 } else { NO })
 }

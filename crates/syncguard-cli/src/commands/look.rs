@@ -43,38 +43,38 @@ pub(crate) fn describe(info: &LockInfo) -> String {
     let (held, left) = (now.since(info.acquired_at), info.expires_at.since(now));
     let fence = info.fence.map_or_else(String::new, |fence| format!(", fence {fence}"));
     format!(
-        "for {}, {} to go unless renewed{fence}",
+        "for {}, expires in {} unless renewed{fence}",
         output::duration(held),
         output::duration(left)
     )
 }
 
 pub(crate) async fn status(context: &Context, args: OneKey) -> Result<u8, Failure> {
-    let key = waiting::key(&args.key)?;
-    let backend = context.target.connect().await?;
+    let key = waiting::key_to_look_at(&args.key)?;
+    let backend = context.target.connect_existing().await?;
     let lock = diagnostics::get_by_key(&backend, &key).await?;
     let status = Status { locked: lock.is_some(), lock };
     context.output.data(&status, || match &status.lock {
         Some(lock) => format!("held {}\n", describe(lock)),
         None => "free\n".to_owned(),
-    });
+    })?;
     Ok(if status.locked { 0 } else { NO })
 }
 
 pub(crate) async fn owns(context: &Context, args: OneId) -> Result<u8, Failure> {
     let lock_id = lock_id(&args)?;
-    let backend = context.target.connect().await?;
+    let backend = context.target.connect_existing().await?;
     let owns = diagnostics::owns(&backend, &lock_id).await?;
     let text = if owns { "yes\n" } else { "no\n" };
-    context.output.data(&Owns { owns }, || text.to_owned());
+    context.output.data(&Owns { owns }, || text.to_owned())?;
     Ok(if owns { 0 } else { NO })
 }
 
 pub(crate) async fn ls(context: &Context, args: Ls) -> Result<u8, Failure> {
-    let backend = context.target.connect().await?;
+    let backend = context.target.connect_existing().await?;
     let inspector = backend
         .inspector()
-        .ok_or_else(|| Failure::new(FAILED, "this backend cannot list its locks"))?;
+        .ok_or_else(|| Failure::new(FAILED, "this store cannot list its locks"))?;
     let (mut found, mut next) = (Vec::new(), None);
     loop {
         let page = inspector.list(next.as_ref()).await?;
@@ -98,12 +98,12 @@ pub(crate) async fn ls(context: &Context, args: Ls) -> Result<u8, Failure> {
             let hash = lock.info.key_hash.to_string();
             let name = lock.key.as_deref().map_or(hash, output::printable);
             let described = describe(&lock.info);
-            writeln!(text, "{name}  {described}").unwrap_or_default();
+            writeln!(text, "{name}  held {described}").unwrap_or_default();
         }
         text
-    });
+    })?;
     if list.locks.is_empty() {
-        context.output.note("no lock is held");
+        context.output.note("no locks are held");
     }
     Ok(0)
 }
@@ -122,7 +122,7 @@ struct Place {
 }
 
 pub(crate) fn explain_key(context: &Context, args: &OneKey) -> Result<u8, Failure> {
-    let key = waiting::key(&args.key)?;
+    let key = waiting::key_to_look_at(&args.key)?;
     let records = syncguard::explain_key(context.target.url(), &key)?;
     let records = records.into_iter().map(|(what, name)| Place { what, name }).collect();
     let explanation =
@@ -135,6 +135,6 @@ pub(crate) fn explain_key(context: &Context, args: &OneKey) -> Result<u8, Failur
             writeln!(text, "{:<6} {name}", place.what).unwrap_or_default();
         }
         text
-    });
+    })?;
     Ok(0)
 }

@@ -1,8 +1,10 @@
 //! The commands.
 
 pub(crate) mod break_lock;
+pub(crate) mod doctor;
 pub(crate) mod locks;
 pub(crate) mod look;
 pub(crate) mod run;
 pub(crate) mod shell;
 pub(crate) mod store;
+pub(crate) mod wait;

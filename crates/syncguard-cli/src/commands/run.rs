@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use syncguard::{AnyBackend, Extend, LockGuard, Locker, LostReason, Ttl};
+use syncguard::{AnyBackend, Extend, LockGuard, LostReason, Ttl};
 
 use crate::Context;
 use crate::args::Run;
 use crate::child::{Change, CommandProcess, by_signal};
-use crate::exit::{Failure, LOST, USAGE};
+use crate::exit::{Failure, LOST, MAX_HOLD, USAGE};
 use crate::output;
 use crate::waiting::{self, Obtained};
 use crate::watcher::Watcher;
@@ -35,17 +35,12 @@ pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
     }
     // It starts while we connect and wait.
     let mut watcher = Watcher::start(args.grace)?;
-    let locker = Locker::builder(context.target.connect().await?).options(options).build()?;
-    if context.target.is_default {
-        context.output.note(
-            "no --url and no SYNCGUARD_URL: the lock excludes only this user on this machine",
-        );
-    }
+    let locker = waiting::locker(context, &key, &args.waiting, options).await?;
     let guard = match waiting::obtain(context, &locker, &key, &args.waiting).await {
         Ok(Obtained::Lock(guard)) => guard,
-        Ok(Obtained::Interrupted(code)) => {
+        Ok(Obtained::Interrupted(signal)) => {
             drop(locker.shutdown_within(RELEASE_LIMIT).await);
-            return Ok(code);
+            return Ok(by_signal(signal));
         }
         Err(failure) => {
             drop(locker.shutdown_within(RELEASE_LIMIT).await);
@@ -93,7 +88,7 @@ async fn supervise(
         }
     };
     tokio::pin!(too_long);
-    let why = loop {
+    let (code, why) = loop {
         match process.change() {
             Change::Ended(code) => {
                 if code == by_signal(Signal::SIGINT) {
@@ -110,18 +105,18 @@ async fn supervise(
             Some(signal) = signals.recv() => process.forward(signal),
             // Typed in a pipeline, where the terminal is ours: we follow when the command stops.
             _ = stop.recv() => process.send(Signal::SIGTSTP),
-            reason = guard.lost() => break lost(reason),
+            reason = guard.lost() => break (LOST, lost(reason)),
             () = &mut too_long => {
                 let longest = output::duration(args.max_hold.unwrap_or_default());
-                break format!("the command took longer than {longest}");
+                break (MAX_HOLD, format!("the command took longer than {longest}"));
             }
         }
     };
     let grace = output::duration(args.grace);
-    context.output.note(&format!("{why}; the command is being ended, and killed after {grace}"));
+    context.output.note(&format!("{why}; sending SIGTERM; SIGKILL in {grace}"));
     end(process, args.grace, &mut changed).await;
     process.release_terminal();
-    Err(Failure::new(LOST, format!("{why}; the command was ended")))
+    Err(Failure::new(code, format!("{why}; the command was ended")))
 }
 
 fn lost(reason: LostReason) -> String {

@@ -1,30 +1,106 @@
 //! `completions` and `man`: what shells and `man` need.
 
+use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 use clap_complete::Shell;
+use clap_mangen::Man;
 
 use crate::args::Cli;
-use crate::exit::{FAILED, Failure};
+use crate::exit::{CODES, FAILED, Failure};
 
-pub(crate) fn completions(shell: Shell) -> u8 {
+/// The command without what people do not type.
+fn public() -> Command {
+    let all = Cli::command();
+    let subcommands = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    let about = all.get_about().cloned().unwrap_or_default();
+    Command::new("syncguard")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(about)
+        .args(all.get_arguments().cloned())
+        .subcommands(subcommands)
+        .subcommand_required(true)
+}
+
+/// After `--` bash completes the command of `run`, and before it no positional is a file.
+const BASH_PROLOGUE: &str = r#"
+    local word
+    for ((word = 1; word < COMP_CWORD; word++)); do
+        [[ "${COMP_WORDS[word]}" == -- ]] || continue
+        if declare -F _comp_command_offset >/dev/null; then
+            _comp_command_offset $((word + 1))
+        elif declare -F _command_offset >/dev/null; then
+            _command_offset $((word + 1))
+        elif ((COMP_CWORD == word + 1)); then
+            COMPREPLY=( $(compgen -c -- "$2") )
+        else
+            COMPREPLY=( $(compgen -f -- "$2") )
+        fi
+        return 0
+    done
+"#;
+
+pub(crate) fn completions(shell: Shell) -> Result<u8, Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "syncguard", &mut script);
-    // Whoever reads may have seen enough.
-    drop(std::io::stdout().write_all(&script));
-    0
+    clap_complete::generate(shell, &mut public(), "syncguard", &mut script);
+    let mut script = String::from_utf8_lossy(&script).into_owned();
+    if shell == Shell::Bash {
+        script = script.replacen("_syncguard() {\n", &format!("_syncguard() {{{BASH_PROLOGUE}"), 1);
+        // What has no completion of its own is a key, not a file.
+        script = script.replace(" -o bashdefault -o default ", " ");
+    }
+    print(script.as_bytes())
+}
+
+fn print(text: &[u8]) -> Result<u8, Failure> {
+    match std::io::stdout().write_all(text).and_then(|()| std::io::stdout().flush()) {
+        Err(cause) if cause.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(FAILED, format!("cannot write to standard output: {cause}")))
+        }
+        // Whoever reads may have seen enough.
+        _ => Ok(0),
+    }
 }
 
 pub(crate) fn man(directory: Option<&Path>) -> Result<u8, Failure> {
-    let failed = |cause: std::io::Error| Failure::new(FAILED, format!("no manual page: {cause}"));
-    if let Some(directory) = directory {
-        clap_mangen::generate_to(Cli::command(), directory).map_err(failed)?;
-        return Ok(0);
+    let failed =
+        |cause: std::io::Error| Failure::new(FAILED, format!("cannot write manual page: {cause}"));
+    let mut command = public().disable_help_subcommand(true);
+    command.build();
+    let Some(directory) = directory else {
+        return print(&page(&command).map_err(failed)?);
+    };
+    let pages = std::iter::once(&command).chain(command.get_subcommands());
+    for command in pages {
+        let file = Man::new(command.clone()).get_filename();
+        fs::write(directory.join(file), page(command).map_err(failed)?).map_err(failed)?;
     }
-    let mut page = Vec::new();
-    clap_mangen::Man::new(Cli::command()).render(&mut page).map_err(failed)?;
-    drop(std::io::stdout().write_all(&page));
     Ok(0)
+}
+
+/// A manual page with its exit codes as a list.
+fn page(command: &Command) -> std::io::Result<Vec<u8>> {
+    let man = Man::new(command.clone());
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    let is_whole = command.has_subcommands();
+    if is_whole {
+        man.render_subcommands_section(&mut page)?;
+    }
+    writeln!(page, ".SH \"EXIT STATUS\"")?;
+    for (code, meaning) in CODES {
+        writeln!(page, ".TP\n\\fB{code}\\fR\n{}", meaning.replace('-', "\\-"))?;
+    }
+    if is_whole {
+        man.render_version_section(&mut page)?;
+    } else {
+        writeln!(page, ".SH \"SEE ALSO\"\n\\fBsyncguard\\fR(1)")?;
+    }
+    Ok(page)
 }

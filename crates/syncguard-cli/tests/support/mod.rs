@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use test_support::{FirestoreEmulator, RedisOptions, RedisServer, TempDir};
+use test_support::{
+    FirestoreEmulator, PostgresOptions, PostgresServer, RedisOptions, RedisServer, TempDir,
+};
 
 /// Where the locks of a test are.
 pub(crate) struct Store {
@@ -35,6 +37,22 @@ impl Store {
             all.push(Self { url, folder, redis: None, emulator: Some(emulator) });
         }
         all
+    }
+
+    /// Redis, where it is installed.
+    pub(crate) fn redis() -> Option<Self> {
+        let redis = RedisServer::start(&RedisOptions::default())?;
+        let (url, folder) = (redis.url(), TempDir::new());
+        Some(Self { url, folder, redis: Some(redis), emulator: None })
+    }
+
+    /// PostgreSQL with its tables, where it is installed.
+    pub(crate) fn postgres(options: &PostgresOptions) -> Option<(Self, PostgresServer)> {
+        let server = PostgresServer::start(options)?;
+        let (url, folder) = (server.url(), TempDir::new());
+        let store = Self { url, folder, redis: None, emulator: None };
+        assert_eq!(store.code(&["setup", "-q"]), 0);
+        Some((store, server))
     }
 
     /// `syncguard` on this store.
@@ -86,7 +104,14 @@ fn has_text(path: &Path) -> bool {
 pub(crate) fn syncguard(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_syncguard"));
     command.args(arguments).env("NO_COLOR", "1");
-    for variable in ["SYNCGUARD_URL", "FIRESTORE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"] {
+    for variable in [
+        "SYNCGUARD_URL",
+        "SYNCGUARD_REQUIRE_URL",
+        "SYNCGUARD_KEY",
+        "SYNCGUARD_FENCE",
+        "FIRESTORE_EMULATOR_HOST",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    ] {
         command.env_remove(variable);
     }
     command

@@ -1,0 +1,208 @@
+//! `doctor`: is the store reachable, does a lock work, and what may go wrong with it.
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use anstyle::Style;
+use serde::Serialize;
+use syncguard::{
+    Acquire, AcquireRequest, AnyBackend, Clock, ErrorCode, ExtendRequest, Hint, Key, LockBackend,
+    Release, ReleaseRequest, SystemClock, TimeAuthority, Timestamp, Ttl,
+};
+
+use crate::Context;
+use crate::args::Doctor;
+use crate::exit::{FAILED, Failure, NO, USAGE};
+use crate::output::{self, BAD, GOOD, WARNING};
+
+#[derive(Serialize)]
+struct Diagnosis {
+    store: Option<String>,
+    healthy: bool,
+    checks: Vec<Check>,
+}
+
+#[derive(Serialize)]
+struct Check {
+    subject: &'static str,
+    severity: Severity,
+    text: String,
+}
+
+/// How bad it is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Severity {
+    Ok,
+    /// Good to know.
+    Note,
+    /// Locks work, and may be lost in some event.
+    Warning,
+    /// Locks do not work.
+    Error,
+}
+
+impl Severity {
+    fn word(self) -> String {
+        let (style, word) = match self {
+            Self::Ok => (GOOD, "ok"),
+            Self::Note => (Style::new(), "note"),
+            Self::Warning => (WARNING, "warning"),
+            Self::Error => (BAD, "error"),
+        };
+        format!("{style}{word}{style:#}")
+    }
+}
+
+impl Check {
+    fn new(subject: &'static str, severity: Severity, text: impl Into<String>) -> Self {
+        Self { subject, severity, text: text.into() }
+    }
+
+    fn ok(subject: &'static str, text: impl Into<String>) -> Self {
+        Self::new(subject, Severity::Ok, text)
+    }
+
+    fn error(subject: &'static str, text: impl Into<String>) -> Self {
+        Self::new(subject, Severity::Error, text)
+    }
+}
+
+pub(crate) async fn doctor(context: &Context, args: Doctor) -> Result<u8, Failure> {
+    let started = Instant::now();
+    let mut checks = match context.target.connect_existing().await {
+        Ok(backend) if !context.target.is_unused_default() => {
+            let name = backend.capabilities().backend;
+            let took = millis(started.elapsed());
+            let mut checks = vec![Check::ok("reachable", format!("{name}, connected in {took}"))];
+            checks.extend(examine(&backend).await);
+            checks
+        }
+        Ok(_stand_in) => {
+            let text = "the file does not exist yet; the first lock creates it";
+            vec![Check::new("reachable", Severity::Note, text)]
+        }
+        Err(failure) if failure.code == USAGE => return Err(failure),
+        Err(failure) => {
+            vec![Check::error("reachable", context.target.locate(failure).message)]
+        }
+    };
+    checks.sort_by_key(|check| check.severity);
+    let worst = checks.last().map_or(Severity::Ok, |check| check.severity);
+    let healthy = worst < if args.strict { Severity::Warning } else { Severity::Error };
+    let diagnosis = Diagnosis { store: context.target.place(), healthy, checks };
+    context.output.data(&diagnosis, || {
+        let mut text = String::new();
+        if let Some(store) = &diagnosis.store {
+            writeln!(text, "store: {}", output::printable(store)).unwrap_or_default();
+        }
+        for check in &diagnosis.checks {
+            let (word, what) = (check.severity.word(), output::printable(&check.text));
+            writeln!(text, "{word} {}: {what}", check.subject).unwrap_or_default();
+        }
+        text
+    })?;
+    Ok(if healthy { 0 } else { NO })
+}
+
+fn millis(duration: Duration) -> String {
+    format!("{:.1} ms", duration.as_secs_f64() * 1000.0)
+}
+
+async fn examine(backend: &AnyBackend) -> Vec<Check> {
+    let mut checks = Vec::new();
+    match try_a_lock(backend).await {
+        Ok(Trial { latency, clock }) => {
+            let text = format!("acquire, extend, look up and release work in {}", millis(latency));
+            checks.push(Check::ok("rights", text));
+            checks.push(clock);
+        }
+        Err((subject, failure)) => checks.push(Check::error(subject, failure.message)),
+    }
+    let Some(inspector) = backend.inspector() else { return checks };
+    match inspector.advice().await {
+        Ok(advice) if advice.is_empty() => {
+            checks.push(Check::ok("safety", "no setting of the store endangers locks or fences"));
+        }
+        Ok(advice) => checks.extend(advice.iter().map(|advice| {
+            // What may not be asked is not wrong.
+            let is_known = advice.subject() != "unknown";
+            let severity = if is_known { Severity::Warning } else { Severity::Note };
+            Check::new(advice.subject(), severity, advice.text())
+        })),
+        Err(error) => {
+            let text = Failure::from(error).message;
+            checks.push(Check::new("safety", Severity::Warning, text));
+        }
+    }
+    checks
+}
+
+struct Trial {
+    latency: Duration,
+    clock: Check,
+}
+
+/// Why the trial failed: the subject of the check, and the reason.
+type Flaw = (&'static str, Failure);
+
+fn flaw(error: syncguard::Error) -> Flaw {
+    let subject = match error.code() {
+        ErrorCode::AuthFailed => "rights",
+        ErrorCode::RateLimited => "capacity",
+        ErrorCode::ServiceUnavailable | ErrorCode::NetworkTimeout => "reachable",
+        _ => "lock",
+    };
+    (subject, error.into())
+}
+
+/// Takes a lock of its own and gives it back, with all that a lock can do.
+async fn try_a_lock(backend: &AnyBackend) -> Result<Trial, Flaw> {
+    const TTL: Duration = Duration::from_secs(10);
+    let (key, ttl) = (Key::new("syncguard-doctor").map_err(flaw)?, Ttl::new(TTL).map_err(flaw)?);
+    let request = AcquireRequest::new(key.clone(), ttl).map_err(flaw)?;
+    let started = Instant::now();
+    let before = SystemClock.now();
+    let Acquire::Acquired(lease) = backend.acquire(&request).await.map_err(flaw)? else {
+        let message = "another doctor holds the lock \"syncguard-doctor\" at the moment";
+        return Err(("lock", Failure::new(FAILED, message)));
+    };
+    let after = SystemClock.now();
+    let hint = Hint::key(key.clone());
+    let extend = ExtendRequest::new(request.lock_id(), ttl).with_hint(hint.clone());
+    drop(backend.extend(&extend).await.map_err(flaw)?);
+    let seen = backend.lookup_key(&key).await.map_err(flaw)?.is_some();
+    let release = ReleaseRequest::new(request.lock_id()).with_hint(hint);
+    let released = backend.release(&release).await.map_err(flaw)? == Release::Released;
+    let latency = started.elapsed();
+    if !(seen && released) {
+        let message = "a lock that was acquired a moment ago was not there";
+        return Err(("lock", Failure::new(FAILED, message)));
+    }
+    let clock = match backend.capabilities().time_authority {
+        TimeAuthority::Server => clock(lease.expires_at(), before, after, TTL),
+        // Such a backend compares it all the time, and grants nothing by one that is off.
+        TimeAuthority::Client => {
+            Check::ok("clock", "this machine's clock decides, and agrees with the store's")
+        }
+    };
+    Ok(Trial { latency, clock })
+}
+
+/// Compares the store's clock with this machine's, as far as the way there allows.
+fn clock(expires_at: Timestamp, before: Timestamp, after: Timestamp, ttl: Duration) -> Check {
+    const TOLERATED_MS: u64 = 500;
+    let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+    let there = expires_at.as_millis().saturating_sub(ttl_ms);
+    let behind = before.as_millis().saturating_sub(there);
+    let ahead = there.saturating_sub(after.as_millis());
+    match behind.max(ahead) {
+        0 => Check::ok("clock", "the store's clock and this machine's agree"),
+        off => {
+            let direction = if behind > 0 { "behind" } else { "ahead of" };
+            let text = format!("the store's clock is {off} ms {direction} this machine's");
+            let severity = if off <= TOLERATED_MS { Severity::Ok } else { Severity::Warning };
+            Check::new("clock", severity, text)
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! `wait`: until a lock is free, without taking it.
+
+use std::time::{Duration, Instant};
+
+use syncguard::{AnyBackend, Key, LockBackend, diagnostics};
+
+use crate::Context;
+use crate::args::{Wait, WaitLimit};
+use crate::child::by_signal;
+use crate::exit::Failure;
+use crate::progress::indicate;
+use crate::waiting;
+
+/// How long to wait before looking again, even if no notification came.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+pub(crate) async fn wait(context: &Context, args: Wait) -> Result<u8, Failure> {
+    let key = waiting::key_to_look_at(&args.key)?;
+    let deadline = waiting::deadline(args.limit);
+    let waiting = until_free(context, &args, &key, deadline);
+    tokio::select! {
+        biased;
+        signal = waiting::ending_signal() => Ok(by_signal(signal?)),
+        free = waiting => free.map(|()| 0),
+        () = indicate(context, &key) => unreachable!("it never ends"),
+    }
+}
+
+async fn until_free(
+    context: &Context,
+    args: &Wait,
+    key: &Key,
+    deadline: Option<Instant>,
+) -> Result<(), Failure> {
+    let fail_fast = args.conflict.fail_fast;
+    // It must be there; whether it can be reached may change.
+    let mut backend = match context.target.connect_existing().await {
+        Ok(backend) => backend,
+        Err(failure) if fail_fast || !failure.may_pass() => return Err(failure),
+        Err(_may_pass) => waiting::connect_until(context, deadline).await?,
+    };
+    loop {
+        let trouble = match diagnostics::get_by_key(&backend, key).await {
+            Ok(None) => return Ok(()),
+            Ok(Some(_)) => None,
+            Err(error) if fail_fast || !error.is_retryable() => return Err(error.into()),
+            Err(error) => Some(error),
+        };
+        let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        if is_over {
+            return Err(match (trouble, args.limit) {
+                (Some(error), _) => error.into(),
+                (None, WaitLimit::For(time)) if !time.is_zero() => {
+                    let time = crate::output::duration(time);
+                    let message = format!("the lock was not free within {time}");
+                    waiting::not_acquired(context, args.conflict, &message)
+                }
+                (None, _) => {
+                    let message = "the lock is held by another process";
+                    waiting::not_acquired(context, args.conflict, message)
+                }
+            });
+        }
+        pause(&mut backend, key, deadline).await;
+    }
+}
+
+/// Waits for a release, the next look, or the end.
+async fn pause(backend: &mut AnyBackend, key: &Key, deadline: Option<Instant>) {
+    let again = Instant::now() + POLL_INTERVAL;
+    let until = deadline.map_or(again, |deadline| deadline.min(again));
+    let released = async {
+        match backend.wake_ups(key).await {
+            // A release may have come before the subscription.
+            Some(mut released) => {
+                if diagnostics::get_by_key(&*backend, key).await.is_ok_and(|lock| lock.is_some()) {
+                    released.woken().await;
+                }
+            }
+            None => std::future::pending().await,
+        }
+    };
+    drop(tokio::time::timeout_at(until.into(), released).await);
+}

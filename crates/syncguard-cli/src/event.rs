@@ -1,0 +1,69 @@
+//! What happens to a lock, in words for people and as JSON for programs.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::output;
+
+/// Something that is told on standard error.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub(crate) enum Event<'a> {
+    /// The lock is held by another process, and waited for.
+    Waiting {
+        key: &'a str,
+        waited_ms: u64,
+    },
+    Acquired {
+        key: &'a str,
+        fence: String,
+        waited_ms: u64,
+    },
+    Renewed {
+        key: &'a str,
+    },
+    Released {
+        key: &'a str,
+    },
+    /// What the library logs.
+    Log {
+        level: &'static str,
+        message: &'a str,
+    },
+    /// Anything else that is worth a line.
+    Note {
+        message: &'a str,
+    },
+    /// Why the command failed.
+    Error {
+        message: &'a str,
+        hint: Option<&'a str>,
+        exit_code: u8,
+    },
+}
+
+impl Event<'_> {
+    /// One line for people.
+    pub(crate) fn text(&self) -> String {
+        let waited = |ms: &u64| output::duration(Duration::from_millis(*ms));
+        match self {
+            Self::Waiting { key, waited_ms } => {
+                format!("waiting for {} ({})", output::quoted(key), waited(waited_ms))
+            }
+            Self::Acquired { key, fence, waited_ms } => {
+                let (key, waited) = (output::quoted(key), waited(waited_ms));
+                format!("acquired {key} with fence {fence}, waited {waited}")
+            }
+            Self::Renewed { key } => format!("renewed {}", output::quoted(key)),
+            Self::Released { key } => format!("released {}", output::quoted(key)),
+            Self::Log { level, message } => format!("{level}: {message}"),
+            Self::Note { message } | Self::Error { message, .. } => (*message).to_owned(),
+        }
+    }
+}
+
+/// Milliseconds, as JSON has them.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,73 @@
+//! Starts a program as a shell does: scripts without a shebang too, and with a reason if it fails.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{ErrorKind, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use nix::errno::Errno;
+
+use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND};
+use crate::output;
+
+/// Starts it; `prepare` sets its environment and its group.
+pub(crate) fn spawn(
+    program: &OsStr,
+    arguments: &[OsString],
+    prepare: impl Fn(&mut Command),
+) -> Result<Child, Failure> {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    prepare(&mut command);
+    let cause = match command.spawn() {
+        Ok(child) => return Ok(child),
+        Err(cause) => cause,
+    };
+    if cause.raw_os_error() == Some(Errno::ENOEXEC as i32)
+        && let Some(script) = find(program)
+    {
+        let mut command = Command::new("/bin/sh");
+        command.arg(script).args(arguments);
+        prepare(&mut command);
+        return command.spawn().map_err(|cause| failure(program, &cause));
+    }
+    Err(failure(program, &cause))
+}
+
+/// The file that a name stands for.
+fn find(program: &OsStr) -> Option<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return Some(program.into());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+fn failure(program: &OsStr, cause: &std::io::Error) -> Failure {
+    let name = output::printable(&program.to_string_lossy());
+    if cause.kind() != ErrorKind::NotFound {
+        return Failure::new(NOT_EXECUTABLE, format!("cannot run {name}: {cause}"));
+    }
+    match find(program).filter(|file| file.exists()).map(|file| interpreter(&file)) {
+        None => Failure::new(NOT_FOUND, format!("command not found: {name}")),
+        Some(Some(interpreter)) => {
+            let interpreter = output::printable(&interpreter);
+            let message =
+                format!("cannot run {name}: its interpreter {interpreter} does not exist");
+            Failure::new(NOT_EXECUTABLE, message)
+        }
+        Some(None) => {
+            let message = format!("cannot run {name}: its loader or a library does not exist");
+            Failure::new(NOT_EXECUTABLE, message)
+        }
+    }
+}
+
+/// What the first line of a script names.
+fn interpreter(script: &Path) -> Option<String> {
+    let mut start = Vec::new();
+    std::fs::File::open(script).ok()?.take(256).read_to_end(&mut start).ok()?;
+    let line = String::from_utf8_lossy(&start).lines().next()?.to_owned();
+    line.strip_prefix("#!")?.split_whitespace().next().map(str::to_owned)
+}

@@ -1,0 +1,104 @@
+//! What was typed, or why it is a usage error and what may have been meant.
+
+use std::ffi::OsString;
+
+use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::args::{Cli, Command};
+use crate::exit::{Failure, USAGE};
+use crate::output;
+
+/// Commands of other tools, and ours.
+const COMMANDS: [(&str, &str); 9] = [
+    ("lock", "acquire"),
+    ("unlock", "release"),
+    ("exec", "run"),
+    ("renew", "extend"),
+    ("list", "ls"),
+    ("show", "status"),
+    ("info", "status"),
+    ("rm", "break"),
+    ("delete", "break"),
+];
+
+/// Options of other tools, and ours.
+const OPTIONS: [(&str, &str); 7] = [
+    ("--timeout", "--wait"),
+    ("--nonblock", "--no-wait"),
+    ("--nb", "--no-wait"),
+    ("--name", "--key"),
+    ("--lock", "--key"),
+    ("--max-wait", "--wait"),
+    ("--json", "--format json"),
+];
+
+/// What was typed. Help and usage errors end the process.
+pub(crate) fn parse() -> Cli {
+    let typed: Vec<OsString> = std::env::args_os().collect();
+    match Cli::try_parse_from(&typed) {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() && error.kind() != DISPLAYS_HELP => {
+            // Rendered as it is, a control character in what was typed would be lost.
+            let escaped = typed.iter().map(|word| output::printable(&word.to_string_lossy()));
+            let shown = Cli::try_parse_from(escaped).err().unwrap_or(error);
+            let text = shown.render().to_string();
+            let text = text.strip_prefix("error: ").unwrap_or(&text);
+            eprint!("syncguard: {}", output::shown(text));
+            let error = shown;
+            if let Some(hint) = hint(&error, &typed) {
+                eprintln!("syncguard: {hint}");
+            }
+            std::process::exit(i32::from(USAGE));
+        }
+        Err(help) => help.exit(),
+    }
+}
+
+/// `syncguard` alone shows its help, which is an error too.
+const DISPLAYS_HELP: ErrorKind = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+
+fn hint(error: &clap::Error, typed: &[OsString]) -> Option<String> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let ours = |table: &[(&str, &'static str)], theirs: &str| {
+        table.iter().find(|(other, _)| *other == theirs).map(|(_, ours)| *ours)
+    };
+    if let Some(theirs) = text(ContextKind::InvalidSubcommand) {
+        return ours(&COMMANDS, theirs).map(|ours| format!("did you mean `syncguard {ours}`?"));
+    }
+    if error.kind() == ErrorKind::UnknownArgument
+        && let Some(ours) = text(ContextKind::InvalidArg)
+            .and_then(|theirs| ours(&OPTIONS, theirs.split('=').next().unwrap_or_default()))
+    {
+        return Some(format!("did you mean `{ours}`?"));
+    }
+    let is_run = typed.iter().any(|word| word == "run");
+    let has_dashes = typed.iter().any(|word| word == "--");
+    let may_be_the_command = matches!(
+        error.kind(),
+        ErrorKind::UnknownArgument
+            | ErrorKind::ArgumentConflict
+            | ErrorKind::MissingRequiredArgument
+            | ErrorKind::TooManyValues
+    );
+    (is_run && !has_dashes && may_be_the_command)
+        .then(|| "did you mean `--` before the command? syncguard run KEY -- COMMAND".to_owned())
+}
+
+/// Refuses what contradicts itself, and turns `-c` into the command that it stands for.
+pub(crate) fn check(cli: &mut Cli) -> Result<(), Failure> {
+    let Command::Run(run) = &mut cli.command else { return Ok(()) };
+    if let (Some(least), Some(most)) = (run.hold_at_least, run.max_hold)
+        && least > most
+    {
+        let message = "--hold-at-least is longer than --max-hold";
+        return Err(Failure::new(USAGE, message).hint("give --max-hold the larger value"));
+    }
+    if let Some(command) = run.shell_command.take() {
+        run.command = vec!["/bin/sh".into(), "-c".into(), command];
+    }
+    Ok(())
+}

@@ -1,0 +1,225 @@
+//! Which store a command uses: named, by default, missing, mistyped; and what `doctor` says about it.
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use support::{Store, stderr, stdout, syncguard};
+use test_support::{RedisOptions, RedisServer, TempDir};
+
+const NOTICE: &str = "no --url, --url-file or SYNCGUARD_URL";
+
+/// `syncguard` with the default store in this directory.
+fn by_default(state: &Path, arguments: &[&str]) -> Command {
+    let mut command = syncguard(arguments);
+    command.env("XDG_STATE_HOME", state);
+    command
+}
+
+fn json(output: &std::process::Output) -> Value {
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+#[test]
+fn inside_a_run_the_default_store_is_refused() {
+    let store = Store::sqlite();
+    for nested in ["acquire -q -k b", "status b", "run -q -k b -- true", "break b --yes", "ls"] {
+        let script = format!("$SYNCGUARD {nested}; echo \"code $?\"");
+        let mut command = store.command(&["run", "-q", "-k", "a", "--", "sh", "-c", &script]);
+        command.env("SYNCGUARD", env!("CARGO_BIN_EXE_syncguard"));
+        let output = command.env("XDG_STATE_HOME", store.folder.path()).output().expect("runs");
+        assert_eq!(stdout(&output), "code 2\n", "{nested}: {}", stderr(&output));
+        assert!(stderr(&output).contains("--url"), "{nested}: {}", stderr(&output));
+        assert!(!store.path("syncguard").exists(), "{nested}");
+    }
+    let nested = format!("$SYNCGUARD acquire -q -k b --url {}", store.url);
+    let mut command = store.command(&["run", "-q", "-k", "a", "--", "sh", "-c", &nested]);
+    let output = command.env("SYNCGUARD", env!("CARGO_BIN_EXE_syncguard")).output().expect("runs");
+    assert_eq!(output.status.code(), Some(0), "a store that is named: {}", stderr(&output));
+}
+
+#[test]
+fn a_url_can_be_required() {
+    let state = TempDir::new();
+    let output = by_default(state.path(), &["status", "k", "--require-url"]).output();
+    let output = output.expect("runs");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("SYNCGUARD_URL"), "{}", stderr(&output));
+    let by_variable = |value: &str| {
+        let mut command = by_default(state.path(), &["acquire", "-k", "k", "--no-wait", "-q"]);
+        command.env("SYNCGUARD_REQUIRE_URL", value).output().expect("runs").status.code()
+    };
+    assert_eq!(by_variable("1"), Some(2));
+    assert!(!state.path().join("syncguard").exists(), "nothing was created");
+    assert_eq!(by_variable(""), Some(0), "empty counts as unset");
+    assert_eq!(by_variable("0"), Some(124), "and so does 0");
+}
+
+#[test]
+fn every_command_says_that_it_uses_the_default_store() {
+    let state = TempDir::new();
+    let id = "AAAAAAAAAAAAAAAAAAAAAA";
+    for arguments in [
+        vec!["acquire", "-k", "k"],
+        vec!["run", "-k", "r", "--", "true"],
+        vec!["status", "k"],
+        vec!["ls"],
+        vec!["owns", id],
+        vec!["extend", id],
+        vec!["release", id],
+        vec!["break", "k", "--yes"],
+        vec!["setup"],
+        vec!["doctor"],
+    ] {
+        let output = by_default(state.path(), &arguments).output().expect("runs");
+        assert!(stderr(&output).contains(NOTICE), "{arguments:?}: {}", stderr(&output));
+        let quiet = [&arguments[..1], &["-q"], &arguments[1..]].concat();
+        let output = by_default(state.path(), &quiet).output().expect("runs");
+        assert!(!stderr(&output).contains(NOTICE), "{quiet:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn the_store_in_use_can_be_shown() {
+    let state = TempDir::new();
+    let output = by_default(state.path(), &["url"]).output().expect("runs");
+    let expected = format!("sqlite:{}/syncguard/locks.db\n", state.path().display());
+    assert_eq!(stdout(&output), expected, "{}", stderr(&output));
+    let mut command = syncguard(&["url", "--format", "json"]);
+    command.env("SYNCGUARD_URL", "redis://user:canary@host:7/0?sentinel_password=canary");
+    let output = command.output().expect("runs");
+    let shown = json(&output);
+    assert_eq!(shown["source"], "SYNCGUARD_URL");
+    assert!(!stdout(&output).contains("canary"), "{}", stdout(&output));
+    assert!(shown["url"].as_str().expect("a text").contains("host:7"), "{shown}");
+}
+
+#[test]
+fn an_error_names_the_place_and_never_the_password() {
+    for (url, place) in [
+        ("redis://user:canary@127.0.0.1:1/0", "127.0.0.1:1"),
+        ("redis://:canary@no-such-host.invalid/0", "no-such-host.invalid"),
+        ("postgres://user:canary@127.0.0.1:1/db", "127.0.0.1:1"),
+        ("postgres://user:canary@no-such-host.invalid/db", "no-such-host.invalid"),
+        ("sqlite:/no/such/folder/locks.db", "/no/such/folder/locks.db"),
+    ] {
+        for arguments in [vec!["ls"], vec!["acquire", "-k", "k", "--no-wait"]] {
+            let output =
+                syncguard(&[&arguments[..], &["--url", url]].concat()).output().expect("runs");
+            assert_eq!(output.status.code(), Some(125), "{url}");
+            let said = stderr(&output);
+            assert!(said.contains(place) && !said.contains("canary"), "{said}");
+        }
+    }
+    let unknown = "redis://:canary@no-such-host.invalid:7/0";
+    let output = syncguard(&["ls", "--url", unknown]).output().expect("runs");
+    let expected = "syncguard: cannot resolve Redis host no-such-host.invalid\n";
+    assert_eq!(stderr(&output), expected);
+    // A slash in a password makes a host of the user's name.
+    for url in ["redis://canary:canary/x@127.0.0.1:1/0", "redis://canary:1/canary@127.0.0.1:1/0"] {
+        let output = syncguard(&["ls", "--url", url]).output().expect("runs");
+        assert!(!stderr(&output).contains("canary"), "{}", stderr(&output));
+    }
+    let output = syncguard(&["ls", "--url-file", "/no/such/file"]).output().expect("runs");
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("cannot read URL file /no/such/file"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_url_file_with_a_password_is_for_its_owner_alone() {
+    let folder = TempDir::new();
+    let file = folder.path().join("url");
+    let path = file.display().to_string();
+    let said = |url: &str, mode: u32| {
+        std::fs::write(&file, url).expect("writable");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).expect("ours");
+        let output = syncguard(&["url", "--url-file", &path]).output().expect("runs");
+        assert!(!stderr(&output).contains("canary"), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let with_password = "redis://:canary@127.0.0.1:1/0";
+    let warning = said(with_password, 0o644);
+    assert!(warning.contains(&path) && warning.contains("chmod 600"), "{warning}");
+    assert_eq!(said(with_password, 0o600), "");
+    assert_eq!(said("redis://127.0.0.1:1/0", 0o644), "", "there is nothing to hide");
+}
+
+#[test]
+fn only_commands_that_take_locks_create_a_file() {
+    let folder = TempDir::new();
+    let file = folder.path().join("locks.db");
+    let url = format!("sqlite:{}", file.display());
+    let id = "AAAAAAAAAAAAAAAAAAAAAA";
+    for arguments in [
+        vec!["status", "k"],
+        vec!["ls"],
+        vec!["owns", id],
+        vec!["release", id],
+        vec!["extend", id],
+        vec!["break", "k", "--yes"],
+        vec!["wait", "k"],
+    ] {
+        let output =
+            syncguard(&[&arguments[..], &["--url", &url]].concat()).output().expect("runs");
+        assert_eq!(output.status.code(), Some(125), "{arguments:?}");
+        assert!(stderr(&output).contains(&file.display().to_string()), "{}", stderr(&output));
+        assert!(!file.exists(), "{arguments:?}");
+    }
+    let output = syncguard(&["doctor", "--url", &url]).output().expect("runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!file.exists(), "doctor");
+    // In the default store nobody has taken a lock yet.
+    let output = by_default(folder.path(), &["status", "k"]).output().expect("runs");
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), "free\n"));
+    assert!(!folder.path().join("syncguard").exists());
+    assert!(syncguard(&["setup", "--url", &url]).status().expect("runs").success());
+    assert!(file.exists());
+}
+
+#[test]
+fn a_home_directory_that_is_not_there_is_not_created() {
+    let folder = TempDir::new();
+    let home = folder.path().join("nonexistent");
+    let mut command = syncguard(&["acquire", "-k", "k"]);
+    let output = command.env("HOME", &home).env_remove("XDG_STATE_HOME").output().expect("runs");
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains(&home.display().to_string()), "{}", stderr(&output));
+    assert!(!home.exists());
+}
+
+#[test]
+fn the_doctor_fails_for_errors_and_warns_otherwise() {
+    let store = Store::sqlite();
+    assert_eq!(store.code(&["setup", "-q"]), 0);
+    let diagnosis = json(&store.run(&["doctor", "--format", "json"]));
+    assert_eq!(diagnosis["healthy"], true, "{diagnosis}");
+    let place = diagnosis["store"].as_str().expect("which store was checked");
+    assert!(place.contains(&store.path("locks.db").display().to_string()), "{place}");
+    assert_eq!(diagnosis["checks"][0]["severity"], "ok");
+    let Some(store) = Store::redis() else { return };
+    // It keeps nothing on disk.
+    assert_eq!(store.code(&["doctor"]), 0, "a warning");
+    assert_eq!(store.code(&["doctor", "--strict"]), 1);
+    let shown = stdout(&store.run(&["doctor"]));
+    assert!(shown.contains("warning aof: "), "{shown}");
+    assert!(shown.contains("127.0.0.1:"), "{shown}");
+    let output = syncguard(&["doctor", "--url", "redis://127.0.0.1:1/0"]).output().expect("runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains("error reachable: "), "{}", stdout(&output));
+}
+
+#[test]
+fn a_store_without_memory_is_not_a_matter_of_rights() {
+    let full = RedisOptions::default().with(["--maxmemory", "1"]);
+    let Some(redis) = RedisServer::start(&full) else { return };
+    let mut command = syncguard(&["doctor", "--format", "json"]);
+    let output = command.env("SYNCGUARD_URL", redis.url()).output().expect("runs");
+    assert_eq!(output.status.code(), Some(1));
+    let diagnosis = json(&output);
+    let checks = diagnosis["checks"].as_array().expect("a list");
+    let failed = checks.iter().find(|check| check["severity"] == "error").expect("a failure");
+    assert_eq!(failed["subject"], "capacity", "{diagnosis}");
+}

@@ -1,0 +1,211 @@
+//! Waiting for a lock: how long, through trouble with the store, and what is left behind.
+
+mod support;
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use support::{Store, end_of, stderr, stdout};
+use test_support::{Fault, PostgresOptions, Proxy};
+
+#[test]
+fn a_wait_lasts_as_long_as_asked_for() {
+    // Ten retries, after which a wait once ended, take less than this.
+    let store = Store::sqlite();
+    let mut holder = store.background(&["-k", "k"], "echo x >$FOLDER/held; sleep 14");
+    store.wait_for("held");
+    let started = Instant::now();
+    assert_eq!(store.code(&["run", "-k", "k", "--wait", "10m", "--", "true"]), 0);
+    assert!(started.elapsed() > Duration::from_secs(10), "the lock was held");
+    assert!(end_of(&mut holder).success());
+}
+
+#[test]
+fn a_wait_goes_on_while_the_store_restarts() {
+    let Some(mut store) = Store::redis() else { return };
+    assert_eq!(store.code(&["acquire", "-q", "-k", "k", "--ttl", "1m"]), 0);
+    let mut waiter = store.background(&["-k", "k", "--wait", "1m"], "echo x >$FOLDER/ran");
+    let mut impatient =
+        store.background(&["-k", "k", "--wait", "1m", "--fail-fast"], "echo x >$FOLDER/ran");
+    std::thread::sleep(Duration::from_millis(800));
+    store.redis.as_mut().expect("it runs").crash();
+    assert_eq!(end_of(&mut impatient).code(), Some(125), "the first error is the last");
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(waiter.try_wait().expect("a child").is_none(), "it waits");
+    store.redis.as_mut().expect("it was there").run();
+    assert_eq!(end_of(&mut waiter).code(), Some(0));
+    store.wait_for("ran");
+}
+
+#[test]
+fn a_store_that_is_not_there_yet_is_waited_for() {
+    let Some(mut store) = Store::redis() else { return };
+    store.redis.as_mut().expect("it runs").crash();
+    for command in ["run", "acquire"] {
+        let mut arguments = vec![command, "-q", "-k", command, "--wait", "1m"];
+        if command == "run" {
+            arguments.extend(["--", "true"]);
+        }
+        let mut waiter = store.command(&arguments);
+        let waiter = waiter.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut waiter = waiter.spawn().expect("runs");
+        std::thread::sleep(Duration::from_millis(1500));
+        assert!(waiter.try_wait().expect("a child").is_none(), "{command} waits");
+        store.redis.as_mut().expect("it was there").run();
+        assert_eq!(end_of(&mut waiter).code(), Some(0), "{command}");
+        store.redis.as_mut().expect("it was there").crash();
+    }
+    let started = Instant::now();
+    let fast = store.run(&["run", "-k", "k", "--wait", "1m", "--fail-fast", "--", "true"]);
+    assert_eq!(fast.status.code(), Some(125));
+    assert!(started.elapsed() < Duration::from_secs(20));
+    // A store that never comes is no lock that is held.
+    let never = store.run(&["run", "-k", "k", "--wait", "1s", "--", "true"]);
+    assert_eq!(never.status.code(), Some(125), "{}", stderr(&never));
+    assert!(stderr(&never).contains("127.0.0.1:"), "{}", stderr(&never));
+}
+
+#[test]
+fn a_store_that_vanishes_for_good_is_no_conflict() {
+    let Some(mut store) = Store::redis() else { return };
+    assert_eq!(store.code(&["acquire", "-q", "-k", "k", "--ttl", "1m"]), 0);
+    let mut waiter = store.background(&["-k", "k", "--wait", "4s", "-E", "7"], "true");
+    std::thread::sleep(Duration::from_millis(800));
+    store.redis.as_mut().expect("it runs").crash();
+    assert_eq!(end_of(&mut waiter).code(), Some(125));
+    let output = waiter.wait_with_output().expect("ended");
+    assert!(stderr(&output).contains("127.0.0.1:"), "{}", stderr(&output));
+}
+
+#[test]
+fn postgres_hands_over_at_once() {
+    let Some((store, _server)) = Store::postgres(&PostgresOptions::default()) else { return };
+    let mut took = Vec::new();
+    for round in 0..5 {
+        let (held, go) = (format!("held{round}"), format!("go{round}"));
+        let script = format!(
+            "echo x >$FOLDER/{held}; while [ ! -e $FOLDER/{go} ]; do sleep 0.02; done; \
+             date +%s%N >$FOLDER/ended{round}"
+        );
+        let mut holder = store.background(&["-k", "k"], &script);
+        store.wait_for(&held);
+        let script = format!("date +%s%N >$FOLDER/began{round}");
+        let mut waiter = store.background(&["-k", "k", "--wait", "1m"], &script);
+        std::thread::sleep(Duration::from_millis(1200));
+        std::fs::write(store.path(&go), "").expect("writable");
+        assert!(end_of(&mut holder).success() && end_of(&mut waiter).success());
+        let at = |name: &str| -> u128 {
+            store.wait_for(&format!("{name}{round}")).parse().expect("a number")
+        };
+        took.push(Duration::from_nanos(
+            u64::try_from(at("began").saturating_sub(at("ended"))).expect("a moment"),
+        ));
+    }
+    took.sort();
+    // The median of a machine that does other things too; a lost notification costs up to a second.
+    assert!(took[2] < Duration::from_millis(250), "{took:?}");
+}
+
+#[test]
+fn a_waiting_run_needs_one_connection() {
+    let Some((mut store, server)) = Store::postgres(&PostgresOptions::default()) else { return };
+    // One for the holder, one for the waiter, and none to listen on.
+    drop(server.sql("CREATE ROLE poor LOGIN CONNECTION LIMIT 2"));
+    drop(server.sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO poor"));
+    store.url = store.url.replace("postgres://postgres@", "postgres://poor@");
+    let mut holder = store.background(&["-k", "k"], "echo x >$FOLDER/held; sleep 2");
+    store.wait_for("held");
+    let mut waiter = store.background(&["-k", "k", "--wait", "1m"], "true");
+    assert!(end_of(&mut holder).success());
+    assert!(end_of(&mut waiter).success());
+}
+
+#[test]
+fn too_many_connections_pass() {
+    let few = PostgresOptions::default().with(["max_connections = 12"]);
+    let Some((store, _server)) = Store::postgres(&few) else { return };
+    let options = ["-k", "k", "--wait", "2m"];
+    let mut all: Vec<_> =
+        (0..30).map(|_| store.background(&options, "echo x >>$FOLDER/ran")).collect();
+    let started = Instant::now();
+    while all.iter_mut().any(|child| child.try_wait().expect("a child").is_none()) {
+        assert!(started.elapsed() < Duration::from_secs(90), "all get their turn");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for child in all {
+        let output = child.wait_with_output().expect("ended");
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    }
+    let ran = std::fs::read_to_string(store.path("ran")).expect("written");
+    assert_eq!(ran.lines().count(), 30);
+}
+
+#[test]
+fn a_receipt_that_cannot_be_written_leaves_no_lock() {
+    for store in Store::all() {
+        for format in ["text", "json"] {
+            let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux");
+            let mut command = store.command(&["acquire", "-k", "k", "--ttl", "1m"]);
+            let output = command.args(["--format", format]).stdout(full).output().expect("runs");
+            assert_eq!(output.status.code(), Some(125));
+            assert!(stderr(&output).contains("standard output"), "{}", stderr(&output));
+            assert_eq!(store.code(&["status", "k"]), 1, "nothing is held");
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_is_gone_gets_no_lock() {
+    let store = Store::sqlite();
+    // The pipe is closed before `acquire` writes.
+    let script = "$SYNCGUARD acquire -k k --ttl 1m 2>$FOLDER/said; echo \"code $?\" >$FOLDER/code";
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", &format!("({script}) | true; sleep 0.1")]);
+    shell.env("SYNCGUARD", env!("CARGO_BIN_EXE_syncguard")).env("SYNCGUARD_URL", &store.url);
+    assert!(shell.env("FOLDER", store.folder.path()).status().expect("runs").success());
+    assert_eq!(store.wait_for("code"), "code 125");
+    assert_eq!(store.code(&["status", "k"]), 1, "nothing is held");
+}
+
+#[tokio::test]
+async fn an_acquire_that_times_out_leaves_no_lock() {
+    let Some(store) = Store::redis() else { return };
+    let proxy = Proxy::start(store.redis.as_ref().expect("it runs").port()).await;
+    let url = format!("redis://127.0.0.1:{}/0", proxy.port());
+    let holder = store.run(&["acquire", "-q", "-k", "k", "--ttl", "1m"]);
+    let mut waiter = store.command(&["acquire", "-q", "-k", "k", "--ttl", "1m", "--wait", "4s"]);
+    let waiter = waiter.env("SYNCGUARD_URL", url).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut waiter = waiter.spawn().expect("runs");
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    // From now on what it asks for is done, and it does not hear of it.
+    proxy.set(Fault::SwallowReplies);
+    let lock_id = stdout(&holder).trim().to_owned();
+    let released = tokio::task::spawn_blocking(move || {
+        assert_eq!(store.code(&["release", "-q", &lock_id]), 0);
+        let status = end_of(&mut waiter);
+        (store, status, waiter.wait_with_output().expect("ended"))
+    });
+    // Until its wait is over.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    proxy.set(Fault::None);
+    let (store, status, output) = released.await.expect("no panic");
+    assert_ne!(status.code(), Some(0), "{}", stdout(&output));
+    assert_eq!(store.code(&["status", "k"]), 1, "nobody knows its id: {}", stderr(&output));
+}
+
+#[test]
+fn wait_returns_when_the_lock_is_free() {
+    for store in Store::all() {
+        assert_eq!(store.code(&["setup", "-q"]), 0);
+        assert_eq!(store.code(&["wait", "k"]), 0, "free already");
+        let mut holder = store.background(&["-k", "k"], "echo x >$FOLDER/held; sleep 2");
+        store.wait_for("held");
+        assert_eq!(store.code(&["wait", "k", "--wait", "300ms"]), 124);
+        assert_eq!(store.code(&["wait", "k", "-w", "0", "-E", "9"]), 9);
+        let started = Instant::now();
+        assert_eq!(store.code(&["wait", "-k", "k"]), 0);
+        assert!(started.elapsed() < Duration::from_secs(10));
+        assert_eq!(store.code(&["status", "k"]), 1);
+        assert!(end_of(&mut holder).success());
+    }
+}

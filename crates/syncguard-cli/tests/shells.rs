@@ -65,6 +65,28 @@ fn after_the_dashes_the_shell_completes_the_command() {
 }
 
 #[test]
+fn fish_completes_the_same() {
+    // Where it is installed; no other test needs it.
+    if Command::new("fish").arg("--version").output().is_err() {
+        return println!("skipped: fish is not installed");
+    }
+    let script = stdout(&syncguard(&["completions", "fish"]).output().expect("runs"));
+    let folder = test_support::TempDir::new();
+    std::fs::write(folder.path().join("some-file"), "").expect("writable");
+    let offers = |typed: &str| {
+        let ask = format!("{script}\ncomplete -C '{typed}'");
+        let mut fish = Command::new("fish");
+        fish.args(["--no-config", "-c", &ask]).env("HOME", folder.path());
+        stdout(&fish.current_dir(folder.path()).output().expect("fish runs"))
+    };
+    assert!(offers("syncguard run -k k -- flo").contains("flock"));
+    assert!(offers("syncguard run -k k -- cat some").contains("some-file"));
+    assert!(!offers("syncguard run -k some").contains("some-file"));
+    assert!(!offers("syncguard status some").contains("some-file"));
+    assert!(offers("syncguard ls --url-file some").contains("some-file"));
+}
+
+#[test]
 fn the_manual_lists_exit_codes_and_refers_to_pages_that_exist() {
     let folder = test_support::TempDir::new();
     let path = folder.path().display().to_string();

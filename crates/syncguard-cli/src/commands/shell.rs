@@ -42,14 +42,46 @@ const BASH_PROLOGUE: &str = r#"
     done
 "#;
 
+/// The same for zsh.
+const ZSH_PROLOGUE: &str = r#"
+    integer dashes=${words[(ie)--]}
+    if (( dashes < CURRENT )); then
+        shift $dashes words
+        (( CURRENT -= dashes ))
+        _normal
+        return
+    fi
+"#;
+
+/// The same for fish.
+const FISH_EPILOGUE: &str = r#"
+complete -c syncguard -f
+complete -c syncguard -n "contains -- -- (commandline -opc)" -F -a "(__fish_syncguard_command)"
+
+# Completes what follows -- as if it were typed alone.
+function __fish_syncguard_command
+    set -l words (commandline -opc) (commandline -ct)
+    set -l dashes (contains -i -- -- $words)
+    complete -C (string join -- ' ' (string escape -- $words[(math $dashes + 1)..-2]) $words[-1])
+end
+"#;
+
 pub(crate) fn completions(shell: Shell) -> Result<u8, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut public(), "syncguard", &mut script);
     let mut script = String::from_utf8_lossy(&script).into_owned();
-    if shell == Shell::Bash {
-        script = script.replacen("_syncguard() {\n", &format!("_syncguard() {{{BASH_PROLOGUE}"), 1);
-        // What has no completion of its own is a key, not a file.
-        script = script.replace(" -o bashdefault -o default ", " ");
+    let prologue = |script: &str, prologue: &str| {
+        script.replacen("_syncguard() {\n", &format!("_syncguard() {{{prologue}"), 1)
+    };
+    match shell {
+        Shell::Bash => {
+            script = prologue(&script, BASH_PROLOGUE);
+            // What has no completion of its own is a key, not a file.
+            script = script.replace(" -o bashdefault -o default ", " ");
+        }
+        Shell::Zsh => script = prologue(&script, ZSH_PROLOGUE),
+        Shell::Fish => script.push_str(FISH_EPILOGUE),
+        _ => {}
     }
     print(script.as_bytes())
 }
@@ -82,7 +114,8 @@ pub(crate) fn man(directory: Option<&Path>) -> Result<u8, Failure> {
 
 /// A manual page with its exit codes as a list.
 fn page(command: &Command) -> std::io::Result<Vec<u8>> {
-    let man = Man::new(command.clone());
+    let source = concat!("syncguard ", env!("CARGO_PKG_VERSION"));
+    let man = Man::new(command.clone()).source(source);
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;

@@ -184,6 +184,9 @@ fn read(path: &Path, output: Output) -> Result<String, Failure> {
         Failure::new(FAILED, format!("cannot read URL file {}: {cause}", path.display()))
     };
     let url = fs::read_to_string(path).map_err(unreadable)?.trim().to_owned();
+    if url.is_empty() {
+        return Err(Failure::new(FAILED, format!("URL file {} is empty", path.display())));
+    }
     let mode = fs::metadata(path).map_err(unreadable)?.permissions().mode();
     let has_secret = Address::parse(&url).is_none_or(|address| address.has_secret());
     if mode & 0o077 != 0 && has_secret {

@@ -83,6 +83,9 @@ pub(crate) fn options(waiting: &Waiting) -> Result<LockOptions, Failure> {
     })
 }
 
+/// Time for an attempt, however long connecting took.
+const LAST_ATTEMPT: Duration = Duration::from_millis(100);
+
 /// Connects to the store of a lock that is waited for. The time that it takes is part of the wait.
 pub(crate) async fn locker(
     context: &Context,
@@ -99,11 +102,11 @@ pub(crate) async fn locker(
     } else {
         context.target.open().await?
     };
-    let options = match deadline {
-        Some(deadline) if !one_attempt => {
+    let options = match (waiting.wait, deadline) {
+        (WaitLimit::For(wait), Some(deadline)) if is_patient => {
             let left = deadline.saturating_duration_since(Instant::now());
             // Connected at the last moment, one attempt is still made.
-            options.timeout(left.max(Duration::from_millis(100)))
+            options.timeout(left.max(wait.min(LAST_ATTEMPT)))
         }
         _ => options,
     };

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use support::{Store, stderr, stdout, syncguard};
-use test_support::{RedisOptions, RedisServer, TempDir};
+use test_support::{PostgresOptions, PostgresServer, RedisOptions, RedisServer, TempDir};
 
 const NOTICE: &str = "no --url, --url-file or SYNCGUARD_URL";
 
@@ -145,6 +145,27 @@ fn a_url_file_with_a_password_is_for_its_owner_alone() {
     assert!(warning.contains(&path) && warning.contains("chmod 600"), "{warning}");
     assert_eq!(said(with_password, 0o600), "");
     assert_eq!(said("redis://127.0.0.1:1/0", 0o644), "", "there is nothing to hide");
+}
+
+#[test]
+fn an_empty_url_file_is_not_the_default_store() {
+    let folder = TempDir::new();
+    let file = folder.path().join("url");
+    std::fs::write(&file, "\n").expect("writable");
+    let path = file.display().to_string();
+    let output = by_default(folder.path(), &["status", "k", "--url-file", &path]).output();
+    let output = output.expect("runs");
+    assert_eq!(output.status.code(), Some(125));
+    assert_eq!(stderr(&output), format!("syncguard: URL file {path} is empty\n"));
+}
+
+#[test]
+fn a_database_without_tables_is_told_what_to_run() {
+    let Some(server) = PostgresServer::start(&PostgresOptions::default()) else { return };
+    let arguments = ["run", "k", "--wait", "30s", "--url", &server.url(), "--", "true"];
+    let output = syncguard(&arguments).output().expect("runs");
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("run `syncguard setup`"), "{}", stderr(&output));
 }
 
 #[test]

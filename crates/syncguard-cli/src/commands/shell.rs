@@ -43,7 +43,7 @@ const BASH_PROLOGUE: &str = r#"
 "#;
 
 /// The same for zsh.
-const ZSH_PROLOGUE: &str = r#"
+const ZSH_PROLOGUE: &str = r"
     integer dashes=${words[(ie)--]}
     if (( dashes < CURRENT )); then
         shift $dashes words
@@ -51,7 +51,7 @@ const ZSH_PROLOGUE: &str = r#"
         _normal
         return
     fi
-"#;
+";
 
 /// The same for fish.
 const FISH_EPILOGUE: &str = r#"

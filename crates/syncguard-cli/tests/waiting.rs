@@ -198,7 +198,7 @@ fn wait_returns_when_the_lock_is_free() {
     for store in Store::all() {
         assert_eq!(store.code(&["setup", "-q"]), 0);
         assert_eq!(store.code(&["wait", "k"]), 0, "free already");
-        let mut holder = store.background(&["-k", "k"], "echo x >$FOLDER/held; sleep 2");
+        let mut holder = store.background(&["-k", "k"], "echo x >$FOLDER/held; sleep 4");
         store.wait_for("held");
         assert_eq!(store.code(&["wait", "k", "--wait", "300ms"]), 124);
         assert_eq!(store.code(&["wait", "k", "-w", "0", "-E", "9"]), 9);

@@ -135,7 +135,8 @@ impl Output {
     /// Whether a line that changes can be shown.
     pub(crate) fn is_live(self) -> bool {
         let is_dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
-        !self.is_quiet && self.format == Format::Text && !is_dumb && std::io::stderr().is_terminal()
+        // Events and logs would be written into it.
+        !self.is_quiet && !self.tells_events() && !is_dumb && std::io::stderr().is_terminal()
     }
 
     /// Shows what the library logs: nothing, what is of interest, or everything.

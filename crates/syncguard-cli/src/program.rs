@@ -25,7 +25,7 @@ pub(crate) fn spawn(
         Err(cause) => cause,
     };
     if cause.raw_os_error() == Some(Errno::ENOEXEC as i32)
-        && let Some(script) = find(program)
+        && let Some(script) = find(program).filter(|file| is_script(file))
     {
         let mut command = Command::new("/bin/sh");
         command.arg(script).args(arguments);
@@ -64,10 +64,22 @@ fn failure(program: &OsStr, cause: &std::io::Error) -> Failure {
     }
 }
 
+/// Whether a shell may read it: a program for another machine has a NUL early on.
+fn is_script(file: &Path) -> bool {
+    beginning(file).is_some_and(|beginning| !beginning.contains(&0))
+}
+
 /// What the first line of a script names.
 fn interpreter(script: &Path) -> Option<String> {
-    let mut start = Vec::new();
-    std::fs::File::open(script).ok()?.take(256).read_to_end(&mut start).ok()?;
-    let line = String::from_utf8_lossy(&start).lines().next()?.to_owned();
-    line.strip_prefix("#!")?.split_whitespace().next().map(str::to_owned)
+    let beginning = beginning(script)?;
+    let text = String::from_utf8_lossy(&beginning);
+    // A carriage return is a part of the name, and the reason why it is not found.
+    let line = text.split('\n').next()?.strip_prefix("#!")?;
+    line.split([' ', '\t']).find(|word| !word.is_empty()).map(str::to_owned)
+}
+
+fn beginning(file: &Path) -> Option<Vec<u8>> {
+    let mut beginning = Vec::new();
+    std::fs::File::open(file).ok()?.take(256).read_to_end(&mut beginning).ok()?;
+    Some(beginning)
 }

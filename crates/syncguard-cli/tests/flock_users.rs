@@ -121,6 +121,14 @@ fn a_script_runs_as_in_a_shell() {
     let output = store.run(&["run", "-k", "k", "--", &lost]);
     assert_eq!(output.status.code(), Some(126));
     assert!(stderr(&output).contains("/no/such/interpreter"), "{}", stderr(&output));
+    let windows = write("windows", "#!/bin/sh\r\ntrue\r\n");
+    let output = store.run(&["run", "-k", "k", "--", &windows]);
+    assert_eq!(output.status.code(), Some(126));
+    assert!(stderr(&output).contains("/bin/sh\\r"), "{}", stderr(&output));
+    // A program for another machine is not a script.
+    let foreign = write("foreign", "\u{7f}NOT AN ELF\0\necho ran\n");
+    let output = store.run(&["run", "-k", "k", "--", &foreign]);
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(126), ""));
     assert_eq!(store.code(&["run", "-k", "k", "--", "/no/such/command"]), 127);
     assert_eq!(store.code(&["run", "-k", "k", "--", "/etc"]), 126);
 }

@@ -166,6 +166,9 @@ fn a_database_without_tables_is_told_what_to_run() {
     let output = syncguard(&arguments).output().expect("runs");
     assert_eq!(output.status.code(), Some(125));
     assert!(stderr(&output).contains("run `syncguard setup`"), "{}", stderr(&output));
+    let output = syncguard(&["doctor", "--url", &server.url()]).output().expect("runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains("run `syncguard setup`"), "{}", stdout(&output));
 }
 
 #[test]

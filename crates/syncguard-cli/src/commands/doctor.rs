@@ -117,7 +117,10 @@ async fn examine(backend: &AnyBackend) -> Vec<Check> {
             checks.push(Check::ok("rights", text));
             checks.push(clock);
         }
-        Err((subject, failure)) => checks.push(Check::error(subject, failure.message)),
+        Err((subject, failure)) => {
+            let hint = failure.hint.map_or_else(String::new, |hint| format!("; {hint}"));
+            checks.push(Check::error(subject, failure.message + &hint));
+        }
     }
     let Some(inspector) = backend.inspector() else { return checks };
     match inspector.advice().await {

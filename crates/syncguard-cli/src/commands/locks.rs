@@ -78,8 +78,10 @@ async fn hand_out(context: &Context, mut guard: LockGuard<AnyBackend>) -> Result
         expires_at_ms: expires_at.as_millis(),
     };
     if let Err(failure) = context.output.receipt(&receipt, || format!("{}\n", lock_id.expose())) {
-        drop(guard.release().await);
-        return Err(failure);
+        return Err(match guard.release().await {
+            Ok(_released) => failure,
+            Err(_error) => failure.hint("the lock could not be released and will expire"),
+        });
     }
     let _lock_id = guard.leak();
     if !context.output.tells_events() {

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use nix::errno::Errno;
 use nix::sys::signal::{self, Signal};
@@ -41,14 +42,14 @@ impl CommandProcess {
         key: &Key,
         fence: Fence,
     ) -> Result<Self, Failure> {
-        let (program, arguments) =
-            command.split_first().ok_or_else(|| Failure::new(FAILED, "there is no command"))?;
-        let process = program::spawn(program, arguments, |command| {
-            command
+        let process = program::start(command, |command| {
+            Command::new(&command[0])
+                .args(&command[1..])
                 .env("SYNCGUARD_KEY", key.as_str())
                 .env("SYNCGUARD_FENCE", fence.to_string())
                 .env_remove(target::VARIABLE)
-                .process_group(group.as_raw());
+                .process_group(group.as_raw())
+                .spawn()
         })?;
         let pid = i32::try_from(process.id()).map(Pid::from_raw);
         let pid = pid.map_err(|cause| Failure::new(FAILED, format!("no process id: {cause}")))?;

@@ -4,33 +4,29 @@ use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
 
 use nix::errno::Errno;
 
-use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND};
+use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND, USAGE};
 use crate::output;
 
-/// Starts it; `prepare` sets its environment and its group.
-pub(crate) fn spawn(
-    program: &OsStr,
-    arguments: &[OsString],
-    prepare: impl Fn(&mut Command),
-) -> Result<Child, Failure> {
-    let mut command = Command::new(program);
-    command.args(arguments);
-    prepare(&mut command);
-    let cause = match command.spawn() {
-        Ok(child) => return Ok(child),
+/// Starts a command by `spawn`; one that is a script without a shebang by `/bin/sh`.
+pub(crate) fn start<T>(
+    command: &[OsString],
+    spawn: impl Fn(&[OsString]) -> std::io::Result<T>,
+) -> Result<T, Failure> {
+    let Some((program, arguments)) = command.split_first() else {
+        return Err(Failure::new(USAGE, "no command"));
+    };
+    let cause = match spawn(command) {
+        Ok(started) => return Ok(started),
         Err(cause) => cause,
     };
     if cause.raw_os_error() == Some(Errno::ENOEXEC as i32)
         && let Some(script) = find(program).filter(|file| is_script(file))
     {
-        let mut command = Command::new("/bin/sh");
-        command.arg(script).args(arguments);
-        prepare(&mut command);
-        return command.spawn().map_err(|cause| failure(program, &cause));
+        let command = [&["/bin/sh".into(), script.into()], arguments].concat();
+        return spawn(&command).map_err(|cause| failure(program, &cause));
     }
     Err(failure(program, &cause))
 }

@@ -11,7 +11,6 @@ use crate::Context;
 use crate::args::{Conflict, KeyArgs, WaitLimit, Waiting};
 use crate::event::{Event, millis};
 use crate::exit::{FAILED, Failure, USAGE};
-use crate::output;
 use crate::progress::indicate;
 use crate::reporting::Reporting;
 use crate::target::is_inside_a_run;
@@ -213,7 +212,7 @@ pub(crate) async fn ending_signal() -> Result<Signal, Failure> {
 }
 
 pub(crate) fn not_within(time: Duration) -> String {
-    format!("the lock was not acquired within {}", output::duration(time))
+    format!("the lock was not acquired within {}", humantime::format_duration(time))
 }
 
 pub(crate) fn not_acquired(context: &Context, conflict: Conflict, message: &str) -> Failure {

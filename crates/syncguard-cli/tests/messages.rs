@@ -218,6 +218,16 @@ fn a_conflict_has_the_code_that_was_asked_for() {
 }
 
 #[test]
+fn the_wait_is_told_as_it_was_asked_for() {
+    let store = Store::sqlite();
+    assert_eq!(store.code(&["acquire", "-q", "-k", "k"]), 0);
+    let said = stderr(&store.run(&["run", "-k", "k", "--wait", "1500ms", "--", "true"]));
+    assert_eq!(said, "syncguard: the lock was not acquired within 1s 500ms\n");
+    let said = stderr(&store.run(&["wait", "k", "--wait", "1.2"]));
+    assert_eq!(said, "syncguard: the lock was not free within 1s 200ms\n");
+}
+
+#[test]
 fn every_message_has_the_same_prefix() {
     let output = syncguard(&["run", "-k", "k", "--ttl", "soon", "--", "true"]).output();
     let shown = stderr(&output.expect("runs"));

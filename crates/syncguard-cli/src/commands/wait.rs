@@ -51,7 +51,7 @@ async fn until_free(
             return Err(match (trouble, args.limit) {
                 (Some(error), _) => error.into(),
                 (None, WaitLimit::For(time)) if !time.is_zero() => {
-                    let time = crate::output::duration(time);
+                    let time = humantime::format_duration(time);
                     let message = format!("the lock was not free within {time}");
                     waiting::not_acquired(context, args.conflict, &message)
                 }

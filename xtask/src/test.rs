@@ -55,6 +55,8 @@ pub(crate) fn install_servers(backends: &[&str]) -> Outcome<OsString> {
 
 fn everything() -> Outcome {
     let path = install_servers(&BACKENDS)?;
+    // The tests of the command make terminals with it.
+    tools::from_debian("script", "bsdutils")?;
     step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
     let lint = ["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
     step("lints", &mut cargo(&lint))?;

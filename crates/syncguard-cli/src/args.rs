@@ -112,12 +112,6 @@ pub(crate) enum Command {
         #[arg(value_hint = ValueHint::DirPath)]
         directory: Option<PathBuf>,
     },
-    /// Ends a group of processes when its parent is gone
-    #[command(name = "__watch", hide = true)]
-    Watch {
-        /// How long the group may take to end by itself
-        grace_ms: u64,
-    },
 }
 
 /// The name of a lock.
@@ -203,15 +197,13 @@ pub(crate) struct Run {
     /// End the command if it takes longer than this
     #[arg(long, value_name = "DURATION", value_parser = duration, value_hint = ValueHint::Other)]
     pub(crate) max_hold: Option<Duration>,
-    /// How long the command may take to end when the lock is lost, before it is killed
-    #[arg(
-        long,
-        value_name = "DURATION",
-        default_value = "5s",
-        value_parser = duration,
-        value_hint = ValueHint::Other
-    )]
-    pub(crate) grace: Duration,
+    /// How long the command may take to end before it is killed; less than two thirds of the TTL
+    /// [default: a third of the TTL]
+    #[arg(long, value_name = "DURATION", value_parser = duration, value_hint = ValueHint::Other)]
+    pub(crate) grace: Option<Duration>,
+    /// Shell command to run when the lock is lost
+    #[arg(long, value_name = "COMMAND", value_hint = ValueHint::CommandString)]
+    pub(crate) on_lost: Option<String>,
     /// Command for /bin/sh
     #[arg(
         long = "command",

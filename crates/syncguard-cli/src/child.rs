@@ -1,19 +1,19 @@
 //! The command: a process in a group of its own, in the foreground of the terminal.
 
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use nix::sys::signal::{self, Signal};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use rustix::io::Errno;
+use rustix::process::{WaitOptions, WaitStatus};
 use syncguard::{Fence, Key};
 
 use crate::exit::{FAILED, Failure};
 use crate::program;
-use crate::target;
+use crate::spawn::spawn;
 use crate::terminal::Terminal;
+use crate::{signals, target};
 
 /// The command that runs.
 #[derive(Debug)]
@@ -26,12 +26,31 @@ pub(crate) struct CommandProcess {
 /// What became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// It has ended, with this code to pass on.
-    Ended(u8),
+    /// It has ended.
+    Ended(Ending),
     /// It was stopped, by Ctrl-Z or because it wanted the terminal.
-    Stopped(Signal),
+    Stopped(Option<Signal>),
     /// Nothing.
     None,
+}
+
+/// How it has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Code(u8),
+    /// The number of a signal, which may be one without a name.
+    Signal(i32),
+}
+
+impl Ending {
+    fn of(status: WaitStatus) -> Self {
+        match (status.exit_status(), status.terminating_signal()) {
+            (_, Some(signal)) => Self::Signal(signal),
+            (code, None) => {
+                Self::Code(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(FAILED))
+            }
+        }
+    }
 }
 
 impl CommandProcess {
@@ -42,30 +61,30 @@ impl CommandProcess {
         key: &Key,
         fence: Fence,
     ) -> Result<Self, Failure> {
-        let process = program::start(command, |command| {
-            Command::new(&command[0])
-                .args(&command[1..])
-                .env("SYNCGUARD_KEY", key.as_str())
-                .env("SYNCGUARD_FENCE", fence.to_string())
-                .env_remove(target::VARIABLE)
-                .process_group(group.as_raw())
-                .spawn()
-        })?;
-        let pid = i32::try_from(process.id()).map(Pid::from_raw);
-        let pid = pid.map_err(|cause| Failure::new(FAILED, format!("no process id: {cause}")))?;
-        let process = Self { pid, group, terminal: Terminal::open() };
-        // Whoever reads our output in a pipeline may need the terminal more, a pager for example.
-        // The command gets it when it asks for it.
-        if is_pipe(&std::io::stdout()) {
-            process.send(Signal::SIGCONT);
-        } else {
-            process.resume();
+        let variables = [
+            ("SYNCGUARD_KEY", Some(key.as_str())),
+            ("SYNCGUARD_FENCE", Some(&*fence.to_string())),
+            (target::VARIABLE, None),
+        ];
+        let terminal = Terminal::open();
+        // A reader of our output in a pipeline may need the terminal more, a pager for example. The
+        // command gets it when it asks for it, which it cannot where the question is ignored.
+        let must_ask = is_pipe(&std::io::stdout()) && !signals::is_ignored(Signal::SIGTTIN);
+        let given = terminal.as_ref().filter(|terminal| !must_ask && terminal.is_ours());
+        if let Some(terminal) = given {
+            terminal.give(group);
         }
-        Ok(process)
+        let started = program::start(command, |command| spawn(command, &variables, Some(group)));
+        let pid = started.inspect_err(|_failure| {
+            if let Some(terminal) = given {
+                terminal.take_back();
+            }
+        })?;
+        Ok(Self { pid, group, terminal })
     }
 
     /// Gives it the terminal, and lets it go on if it was stopped meanwhile for not having it.
-    fn resume(&self) {
+    pub(crate) fn resume(&self) {
         if let Some(terminal) = &self.terminal
             && terminal.is_ours()
         {
@@ -86,33 +105,48 @@ impl CommandProcess {
         self.send(Signal::SIGCONT);
     }
 
-    /// What has become of it since the last time.
+    /// What has become of it since the last time. Reaps whatever else has ended: as process 1 of a
+    /// container, this process inherits what others leave behind.
     pub(crate) fn change(&self) -> Change {
-        let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
-        match waitpid(self.pid, Some(flags)) {
-            Ok(WaitStatus::Exited(_, code)) => Change::Ended(u8::try_from(code).unwrap_or(FAILED)),
-            Ok(WaitStatus::Signaled(_, signal, _)) => Change::Ended(by_signal(signal)),
-            Ok(WaitStatus::Stopped(_, signal)) => Change::Stopped(signal),
-            Err(Errno::ECHILD) => Change::Ended(FAILED),
-            _ => Change::None,
+        loop {
+            match rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+                Ok(Some((pid, status))) if pid.as_raw_nonzero().get() == self.pid.as_raw() => {
+                    if status.stopped() {
+                        let signal = status.stopping_signal();
+                        let signal = signal.and_then(|signal| Signal::try_from(signal).ok());
+                        return Change::Stopped(signal);
+                    }
+                    return Change::Ended(Ending::of(status));
+                }
+                Ok(Some(_)) | Err(Errno::INTR) => {}
+                Ok(None) => return Change::None,
+                Err(_) => return Change::Ended(Ending::Code(FAILED)),
+            }
         }
     }
 
-    /// It was stopped. At a terminal so do we, so that the shell can go on; when the shell lets us go
-    /// on, so does the command.
-    pub(crate) fn stop_with_it(&self, by: Signal) {
-        let Some(terminal) = &self.terminal else { return };
-        let is_its = terminal.foreground() == Some(self.group);
-        if matches!(by, Signal::SIGTTIN | Signal::SIGTTOU) && (is_its || terminal.is_ours()) {
+    /// Whether it was stopped because it wants the terminal, which it can have.
+    pub(crate) fn may_have_the_terminal(&self, stopped_by: Option<Signal>) -> bool {
+        let asks = matches!(stopped_by, Some(Signal::SIGTTIN | Signal::SIGTTOU));
+        asks && self.terminal.as_ref().is_some_and(|terminal| {
             // It asked a moment before it was given, or has not needed it until now.
-            return self.resume();
-        }
-        if is_its {
+            terminal.foreground() == Some(self.group) || terminal.is_ours()
+        })
+    }
+
+    /// It was stopped. At a terminal so do we, so that the shell can go on. Returns when the shell
+    /// lets us go on, or at once if there is none that could. The answer is whether the command is
+    /// to go on, too.
+    pub(crate) fn stop_with_it(&self, by: Option<Signal>) -> bool {
+        let Some(terminal) = &self.terminal else { return false };
+        if terminal.foreground() == Some(self.group) {
             terminal.take_back();
         }
+        let stopped = Instant::now();
         // With a script that started us, which would wait for us otherwise.
-        signal::killpg(terminal.own_group(), Signal::SIGSTOP).unwrap_or_default();
-        self.resume();
+        signals::stop_by(|| signal::killpg(terminal.own_group(), Signal::SIGTSTP));
+        // A `kill -STOP` that did not stop us, too, is not undone.
+        by != Some(Signal::SIGSTOP) || stopped.elapsed() > Duration::from_millis(20)
     }
 
     /// Ctrl-C ended it: a script that started us is to hear of it, as if it had been in the
@@ -140,9 +174,4 @@ fn is_pipe(stream: &impl std::os::fd::AsFd) -> bool {
     let file = stream.as_fd().try_clone_to_owned().map(std::fs::File::from);
     let kind = file.and_then(|file| file.metadata()).map(|metadata| metadata.file_type());
     kind.is_ok_and(|kind| std::os::unix::fs::FileTypeExt::is_fifo(&kind))
-}
-
-/// The code of a command that a signal has ended.
-pub(crate) fn by_signal(signal: Signal) -> u8 {
-    u8::try_from(128 + signal as i32).unwrap_or(FAILED)
 }

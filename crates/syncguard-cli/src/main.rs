@@ -13,6 +13,9 @@ mod output;
 mod program;
 mod progress;
 mod reporting;
+mod signals;
+mod spawn;
+mod supervision;
 mod target;
 mod terminal;
 mod usage;
@@ -37,6 +40,9 @@ pub(crate) struct Context {
 }
 
 fn main() -> ExitCode {
+    if let Some(grace) = watcher_grace() {
+        return ExitCode::from(watcher::watch(grace));
+    }
     let cli = usage::parse();
     let (is_quiet, output) = (cli.global.quiet, Output::new(&cli.global));
     match execute(cli) {
@@ -51,10 +57,17 @@ fn main() -> ExitCode {
     }
 }
 
+/// The grace, if this process is started as the watcher of another one. Such a process is to be ready
+/// soon, and parses nothing else.
+fn watcher_grace() -> Option<Duration> {
+    let mut arguments = std::env::args_os().skip(1);
+    let (name, grace) = (arguments.next()?, arguments.next()?);
+    (name == "__watch").then_some(Duration::from_millis(grace.to_str()?.parse().ok()?))
+}
+
 fn execute(mut cli: Cli) -> Result<u8, Failure> {
     match &cli.command {
         // These need neither store nor runtime.
-        Command::Watch { grace_ms } => return Ok(watcher::watch(Duration::from_millis(*grace_ms))),
         Command::Completions { shell } => return commands::shell::completions(*shell),
         Command::Man { directory } => return commands::shell::man(directory.as_deref()),
         _ => {}
@@ -62,6 +75,9 @@ fn execute(mut cli: Cli) -> Result<u8, Failure> {
     usage::check(&mut cli)?;
     let output = Output::new(&cli.global);
     output.log();
+    if matches!(cli.command, Command::Run(_) | Command::Acquire(_) | Command::Wait(_)) {
+        signals::handle()?;
+    }
     let context = Context { target: Target::choose(&cli.global, output)?, output };
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|cause| Failure::new(FAILED, format!("no runtime: {cause}")))?;
@@ -80,7 +96,7 @@ fn execute(mut cli: Cli) -> Result<u8, Failure> {
             Command::Url => commands::store::url(&context),
             Command::Setup => commands::store::setup(&context).await,
             Command::Doctor(args) => commands::doctor::doctor(&context, args).await,
-            Command::Watch { .. } | Command::Completions { .. } | Command::Man { .. } => Ok(0),
+            Command::Completions { .. } | Command::Man { .. } => Ok(0),
         }
     });
     // A thread that is still busy is none of the caller's business.

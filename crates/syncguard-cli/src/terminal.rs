@@ -3,7 +3,7 @@
 
 use std::fs::File;
 
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::unistd::{self, Pid};
 
 /// The terminal of this process.
@@ -33,11 +33,11 @@ impl Terminal {
         // From the background this is only allowed to who does not hear the objection.
         let mut objection = SigSet::empty();
         objection.add(Signal::SIGTTOU);
-        let is_blocked = objection.thread_block().is_ok();
+        let before = objection.thread_swap_mask(SigmaskHow::SIG_BLOCK);
         // Without a terminal there is nothing to give.
         unistd::tcsetpgrp(&self.tty, group).unwrap_or_default();
-        if is_blocked {
-            objection.thread_unblock().unwrap_or_default();
+        if let Ok(before) = before {
+            before.thread_set_mask().unwrap_or_default();
         }
     }
 

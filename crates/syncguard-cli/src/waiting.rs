@@ -13,6 +13,7 @@ use crate::event::{Event, millis};
 use crate::exit::{FAILED, Failure, USAGE};
 use crate::progress::indicate;
 use crate::reporting::Reporting;
+use crate::signals;
 use crate::target::is_inside_a_run;
 
 /// The variable that names the lock where nothing else does. Commands that are run see their own.
@@ -21,7 +22,7 @@ const KEY: &str = "SYNCGUARD_KEY";
 /// What came of waiting.
 pub(crate) enum Obtained {
     Lock(Box<LockGuard<AnyBackend>>),
-    /// A signal came first.
+    /// A signal came first. Die by it: see [`signals::die_by`].
     Interrupted(Signal),
 }
 
@@ -51,10 +52,6 @@ pub(crate) fn key_to_look_at(args: &KeyArgs) -> Result<Key, Failure> {
 pub(crate) fn ttl(duration: Duration) -> Result<Ttl, Failure> {
     Ttl::new(duration).map_err(|error| Failure::new(USAGE, format!("--ttl: {error}")))
 }
-
-/// Signals that end the waiting.
-pub(crate) const ENDING: [Signal; 4] =
-    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
 
 /// Hears one of these signals.
 pub(crate) fn listen(signal: Signal) -> Result<unix::Signal, Failure> {
@@ -174,7 +171,7 @@ pub(crate) async fn obtain(
     let conflict = waiting.conflict;
     tokio::select! {
         biased;
-        signal = ending_signal() => Ok(Obtained::Interrupted(signal?)),
+        signal = signals::ending() => Ok(Obtained::Interrupted(signal)),
         acquired = acquiring => match acquired {
             Ok(Some(guard)) => {
                 context.output.event(&Event::Acquired {
@@ -199,16 +196,13 @@ pub(crate) async fn obtain(
     }
 }
 
-/// Waits for a signal that ends the waiting.
-pub(crate) async fn ending_signal() -> Result<Signal, Failure> {
-    let [int, term, hup, quit] = ENDING.map(listen);
-    let (mut int, mut term, mut hup, mut quit) = (int?, term?, hup?, quit?);
-    Ok(tokio::select! {
-        _ = int.recv() => Signal::SIGINT,
-        _ = term.recv() => Signal::SIGTERM,
-        _ = hup.recv() => Signal::SIGHUP,
-        _ = quit.recv() => Signal::SIGQUIT,
-    })
+/// Does something unless a signal ends it first. Die by that: see [`signals::die_by`].
+pub(crate) async fn unless_ended<T>(work: impl Future<Output = T>) -> Result<T, Signal> {
+    tokio::select! {
+        biased;
+        signal = signals::ending() => Err(signal),
+        done = work => Ok(done),
+    }
 }
 
 pub(crate) fn not_within(time: Duration) -> String {

@@ -1,90 +1,304 @@
-//! A second process that outlives a `kill -9` of the first: it leads the group in which the command
-//! runs, and ends the group when the first is gone without a word.
+//! The watcher: a second process that outlives a `kill -9` of the first. It leads the group in which
+//! the command runs, and ends the group unless it is dismissed: when the first process is gone, and
+//! when the time that it last announced is over.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd::{self, Pid};
+use tokio::net::unix::pipe;
 
 use crate::exit::{FAILED, Failure};
+use crate::signals::FORWARDED;
 use crate::target;
+use crate::terminal::Terminal;
 
-/// What the first process says when all is well.
-const ALL_IS_WELL: &[u8] = b"x";
+/// The first report of a watcher: from now on no signal to the group ends it.
+const READY: u8 = 0;
 
-/// The watcher, as the first process sees it.
+/// The report of a watcher that ends the group because the time is over.
+const OVERDUE: u8 = u8::MAX;
+
+/// What the first process tells the watcher, one per line; or for how many milliseconds the lock is
+/// still held.
+const DISMISS: &str = "dismiss";
+const PAUSE: &str = "pause";
+
+/// How long a signal that was sent to many processes takes to reach the last of them.
+const DELIVERY: Duration = Duration::from_millis(50);
+
+/// The watcher, as the first process sees it. Dropped without [`dismiss`](Self::dismiss), it ends
+/// the group.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     process: Child,
+    orders: Option<ChildStdin>,
+    reports: pipe::Receiver,
     group: Pid,
+    grace: Duration,
     is_ready: bool,
+    is_overdue: bool,
+    /// Signals that reached the group, and not from here.
+    seen: Vec<(u8, Instant)>,
+    /// Signals that were sent to the group from here, and will be reported.
+    sent: Vec<u8>,
+}
+
+/// Something that the watcher has noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Report {
+    /// A signal has reached the group.
+    Signal(u8),
+    /// The watcher itself has ended.
+    Ended,
 }
 
 impl Watcher {
-    /// Starts it, in a group of its own.
+    /// Starts it, in a group of its own. Must be called inside a tokio runtime.
     pub(crate) fn start(grace: Duration) -> Result<Self, Failure> {
+        let (process, orders, reports) = Self::spawn(grace, Pid::from_raw(0))?;
+        let pid = i32::try_from(process.id()).unwrap_or_default();
+        let group = Pid::from_raw(pid);
+        let (seen, sent) = (Vec::new(), Vec::new());
+        let (is_ready, is_overdue) = (false, false);
+        Ok(Self { process, orders, reports, group, grace, is_ready, is_overdue, seen, sent })
+    }
+
+    fn spawn(
+        grace: Duration,
+        group: Pid,
+    ) -> Result<(Child, Option<ChildStdin>, pipe::Receiver), Failure> {
         let failed = |cause: std::io::Error| {
-            Failure::new(FAILED, format!("the watcher of the command does not start: {cause}"))
+            Failure::new(FAILED, format!("cannot start the watcher of the command: {cause}"))
         };
         let program = std::env::current_exe().map_err(failed)?;
-        let process = Command::new(program)
+        let mut process = Command::new(program)
             .arg("__watch")
             .arg(grace.as_millis().to_string())
             .env_remove(target::VARIABLE)
-            .process_group(0)
+            .process_group(group.as_raw())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .map_err(failed)?;
-        let pid =
-            i32::try_from(process.id()).map_err(|cause| failed(std::io::Error::other(cause)))?;
-        Ok(Self { process, group: Pid::from_raw(pid), is_ready: false })
+        let orders = process.stdin.take();
+        let reports = process.stdout.take().ok_or_else(|| failed(std::io::Error::other("no pipe")));
+        let reports = pipe::Receiver::from_owned_fd(OwnedFd::from(reports?)).map_err(failed)?;
+        Ok((process, orders, reports))
     }
 
-    /// The group that it leads, once no signal to the group can end it any more.
-    pub(crate) fn group(&mut self) -> Result<Pid, Failure> {
-        if !self.is_ready {
-            let mut byte = [0];
-            let said = self.process.stdout.as_mut().map(|stdout| stdout.read_exact(&mut byte));
-            if !matches!(said, Some(Ok(()))) {
+    /// The group that it leads, once no signal to the group can end it.
+    pub(crate) async fn group(&mut self) -> Result<Pid, Failure> {
+        while !self.is_ready {
+            if self.report().await == Report::Ended {
                 return Err(Failure::new(FAILED, "the watcher of the command has ended"));
             }
-            self.is_ready = true;
         }
         Ok(self.group)
     }
-}
 
-impl Drop for Watcher {
-    fn drop(&mut self) {
-        if let Some(mut stdin) = self.process.stdin.take() {
-            drop(stdin.write_all(ALL_IS_WELL));
+    /// Starts another one in the place of one that has ended. As long as the command runs, its
+    /// group exists, and can be joined.
+    pub(crate) fn replace(&mut self) -> Result<(), Failure> {
+        (self.process, self.orders, self.reports) = Self::spawn(self.grace, self.group)?;
+        Ok(())
+    }
+
+    /// Waits for the next report.
+    ///
+    /// # Cancel safety
+    ///
+    /// No report is lost when this is dropped.
+    pub(crate) async fn report(&mut self) -> Report {
+        loop {
+            let mut byte = [0];
+            match self.reports.try_read(&mut byte) {
+                Ok(0) => return Report::Ended,
+                Ok(_) if byte[0] == READY => {
+                    self.is_ready = true;
+                    return Report::Signal(READY);
+                }
+                Ok(_) => {
+                    self.is_overdue |= byte[0] == OVERDUE;
+                    self.note(byte[0]);
+                    return Report::Signal(byte[0]);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    if self.reports.readable().await.is_err() {
+                        return Report::Ended;
+                    }
+                }
+                Err(_) => return Report::Ended,
+            }
         }
+    }
+
+    fn note(&mut self, signal: u8) {
+        if let Some(place) = self.sent.iter().position(|sent| *sent == signal) {
+            self.sent.swap_remove(place);
+        } else {
+            self.seen.push((signal, Instant::now()));
+        }
+    }
+
+    /// Notes that a signal is sent to the group from here.
+    pub(crate) fn expect(&mut self, signal: Signal) {
+        if let Ok(signal) = u8::try_from(signal as i32) {
+            self.sent.push(signal);
+        }
+    }
+
+    /// Whether a signal that has just reached this process has reached the group, too: sent to all
+    /// processes of a service, for example.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped half-way, it may have forgotten a signal that was seen.
+    pub(crate) async fn has_seen(&mut self, signal: Signal) -> bool {
+        let signal = u8::try_from(signal as i32).unwrap_or_default();
+        let until = tokio::time::Instant::now() + DELIVERY;
+        loop {
+            self.seen.retain(|(_, at)| at.elapsed() < 2 * DELIVERY);
+            if let Some(place) = self.seen.iter().position(|(seen, _)| *seen == signal) {
+                self.seen.swap_remove(place);
+                return true;
+            }
+            let report = tokio::time::timeout_at(until, self.report()).await;
+            if !matches!(report, Ok(Report::Signal(_))) {
+                return false;
+            }
+        }
+    }
+
+    /// Whether the watcher has ended the group because the time that was last announced is over.
+    pub(crate) async fn has_ended_group(&mut self) -> bool {
+        let no_time = Duration::ZERO;
+        while let Ok(Report::Signal(_)) = tokio::time::timeout(no_time, self.report()).await {}
+        self.is_overdue
+    }
+
+    fn order(&mut self, order: &str) {
+        if let Some(orders) = &mut self.orders {
+            // If it has ended, its reports end too.
+            drop(orders.write_all(format!("{order}\n").as_bytes()));
+        }
+    }
+
+    /// The lock is held for this long, unless more is announced. When that is nearly over, the
+    /// watcher ends the group, whatever this process does.
+    pub(crate) fn held_for(&mut self, time: Duration) {
+        self.order(&time.as_millis().to_string());
+    }
+
+    /// The command is stopped, or being ended: nothing is announced.
+    pub(crate) fn pause(&mut self) {
+        self.order(PAUSE);
+    }
+
+    /// All is well: the group is left alone.
+    pub(crate) fn dismiss(mut self) {
+        self.order(DISMISS);
+        drop(self.orders.take());
+        // It may have been reaped together with others.
         drop(self.process.wait());
     }
 }
 
-/// What the watcher does: waits until the first process says that all is well, or is gone.
+/// What the watcher does.
 pub(crate) fn watch(grace: Duration) -> u8 {
     // Ctrl-C and everything else is for the command.
-    SigSet::all().thread_block().unwrap_or_default();
-    drop(std::io::stdout().write_all(ALL_IS_WELL).and_then(|()| std::io::stdout().flush()));
-    let mut said = [0];
-    match std::io::stdin().read_exact(&mut said) {
-        Ok(()) => 0,
-        Err(_gone) => {
-            let group = unistd::getpgrp();
-            for gentle in [Signal::SIGTERM, Signal::SIGCONT] {
-                signal::killpg(group, gentle).unwrap_or_default();
+    let all = SigSet::all();
+    all.thread_block().unwrap_or_default();
+    // Who kills all processes called `syncguard` does not mean the one that cleans up after it.
+    #[cfg(target_os = "linux")]
+    nix::sys::prctl::set_name(c"sg-watch").unwrap_or_default();
+    let owner = unistd::getpgid(Some(unistd::getppid())).ok();
+    let (sender, orders) = mpsc::channel();
+    std::thread::spawn(move || {
+        let lines = std::io::stdin().lock().lines();
+        for line in lines.map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
             }
-            std::thread::sleep(grace);
-            // This process is in the group.
-            signal::killpg(group, Signal::SIGKILL).unwrap_or_default();
-            FAILED
+        }
+    });
+    std::thread::spawn(move || {
+        loop {
+            if let Ok(signal) = all.wait()
+                && FORWARDED.contains(&signal)
+            {
+                report(u8::try_from(signal as i32).unwrap_or(READY));
+            }
+        }
+    });
+    report(READY);
+    // A little later than the first process, which does the same if it can.
+    let patience = grace.mul_f32(0.9);
+    let mut expires_at: Option<Instant> = None;
+    loop {
+        let order = match expires_at {
+            Some(at) => {
+                let end_at = at.checked_sub(patience).unwrap_or(at);
+                orders.recv_timeout(end_at.saturating_duration_since(Instant::now()))
+            }
+            None => orders.recv().map_err(RecvTimeoutError::from),
+        };
+        match order.as_deref() {
+            Ok(DISMISS) => return 0,
+            Ok(PAUSE) => expires_at = None,
+            Ok(order) => {
+                let time = order.parse().map(Duration::from_millis);
+                expires_at = time.ok().map(|time| Instant::now() + time);
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let left = expires_at.map(|at| at.saturating_duration_since(Instant::now()));
+                report(OVERDUE);
+                return end(owner, before_expiry(left.unwrap_or_default()));
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let left = expires_at.map(|at| at.saturating_duration_since(Instant::now()));
+                return end(owner, left.map_or(grace, |left| grace.min(before_expiry(left))));
+            }
         }
     }
+}
+
+/// How long to wait so that something is over before this time is.
+pub(crate) fn before_expiry(left: Duration) -> Duration {
+    left.saturating_sub((left / 10).min(Duration::from_millis(100)))
+}
+
+fn report(byte: u8) {
+    let mut stdout = std::io::stdout().lock();
+    drop(stdout.write_all(&[byte]).and_then(|()| stdout.flush()));
+}
+
+/// Ends the group: asks, and kills after this time.
+fn end(owner: Option<Pid>, kill_after: Duration) -> u8 {
+    let kill_at = Instant::now() + kill_after;
+    let group = unistd::getpgrp();
+    if let Some(owner) = owner
+        && let Some(terminal) = Terminal::open()
+        && terminal.foreground() == Some(group)
+    {
+        // A script that goes on may want to read.
+        terminal.give(owner);
+    }
+    for gentle in [Signal::SIGTERM, Signal::SIGCONT] {
+        signal::killpg(group, gentle).unwrap_or_default();
+    }
+    // From outside of the group it can be seen whether anything is left of it. This process leads
+    // it, so its number is not given to another one.
+    let is_outside = owner.is_some_and(|owner| unistd::setpgid(Pid::from_raw(0), owner).is_ok());
+    while Instant::now() < kill_at && !(is_outside && signal::killpg(group, None).is_err()) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    signal::killpg(group, Signal::SIGKILL).unwrap_or_default();
+    FAILED
 }

@@ -11,10 +11,9 @@ use syncguard::{
 
 use crate::Context;
 use crate::args::{Acquire, Extend, OneId, Release};
-use crate::child::by_signal;
 use crate::exit::{FAILED, Failure, NO, USAGE};
-use crate::output;
 use crate::waiting::{self, Obtained};
+use crate::{output, signals};
 
 /// How long to undo an attempt that was under way when the wait ended.
 const UNDO_LIMIT: Duration = Duration::from_secs(5);
@@ -57,16 +56,20 @@ pub(crate) fn lock_id(args: &OneId) -> Result<LockId, Failure> {
 pub(crate) async fn acquire(context: &Context, args: Acquire) -> Result<u8, Failure> {
     let key = waiting::key(&args.key)?;
     let options = waiting::options(&args.waiting)?;
-    let locker = waiting::locker(context, &key, &args.waiting, options).await?;
+    let connecting = Box::pin(waiting::locker(context, &key, &args.waiting, options));
+    let locker = match waiting::unless_ended(connecting).await {
+        Ok(locker) => locker?,
+        Err(signal) => return Ok(signals::die_by(signal as i32)),
+    };
     let obtained = waiting::obtain(context, &locker, &key, &args.waiting).await;
-    let ended = match obtained {
-        Ok(Obtained::Lock(guard)) => hand_out(context, *guard).await,
-        Ok(Obtained::Interrupted(signal)) => Ok(by_signal(signal)),
-        Err(failure) => Err(failure),
+    let (ended, signal) = match obtained {
+        Ok(Obtained::Lock(guard)) => (hand_out(context, *guard).await, None),
+        Ok(Obtained::Interrupted(signal)) => (Ok(FAILED), Some(signal)),
+        Err(failure) => (Err(failure), None),
     };
     // An attempt that was under way may have taken a lock, whose id nobody knows.
     drop(locker.shutdown_within(UNDO_LIMIT).await);
-    ended
+    signal.map_or(ended, |signal| Ok(signals::die_by(signal as i32)))
 }
 
 /// Prints the lock id. A lock whose id did not arrive is given back.

@@ -2,158 +2,172 @@
 
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
-use syncguard::{AnyBackend, Extend, LockGuard, LostReason, Ttl};
+use syncguard::{
+    AnyBackend, Extend, ExtendRequest, Hint, Key, LockBackend, LockGuard, Locker, LostReason,
+    Release, Ttl,
+};
 
 use crate::Context;
 use crate::args::Run;
-use crate::child::{Change, CommandProcess, by_signal};
+use crate::child::Ending;
 use crate::exit::{Failure, LOST, MAX_HOLD, USAGE};
 use crate::output;
+use crate::signals;
+use crate::supervision::{Outcome, Supervision, lost};
 use crate::waiting::{self, Obtained};
 use crate::watcher::Watcher;
-
-/// Signals that are passed on to the command and all that it has started.
-const FORWARDED: [Signal; 6] = [
-    Signal::SIGINT,
-    Signal::SIGTERM,
-    Signal::SIGHUP,
-    Signal::SIGQUIT,
-    Signal::SIGUSR1,
-    Signal::SIGUSR2,
-];
 
 /// How long releasing may take before it is left to the lock's time to live.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
     let key = waiting::key(&args.key)?;
-    let options = waiting::options(&args.waiting)?.renew();
-    if let Some(least) = args.hold_at_least {
-        Ttl::new(least)
-            .map_err(|error| Failure::new(USAGE, format!("--hold-at-least: {error}")))?;
-    }
+    let ttl = waiting::ttl(args.waiting.ttl)?;
+    let grace = grace(&args)?;
+    check_holding(&args)?;
+    let options = waiting::options(&args.waiting)?.renew().stop_margin(grace);
     // It starts while we connect and wait.
-    let mut watcher = Watcher::start(args.grace)?;
-    let locker = waiting::locker(context, &key, &args.waiting, options).await?;
-    let guard = match waiting::obtain(context, &locker, &key, &args.waiting).await {
-        Ok(Obtained::Lock(guard)) => guard,
-        Ok(Obtained::Interrupted(signal)) => {
-            drop(locker.shutdown_within(RELEASE_LIMIT).await);
-            return Ok(by_signal(signal));
+    let mut watcher = Watcher::start(grace)?;
+    let connecting = Box::pin(waiting::locker(context, &key, &args.waiting, options));
+    let locker = match waiting::unless_ended(connecting).await {
+        Ok(locker) => locker?,
+        Err(signal) => {
+            watcher.dismiss();
+            return Ok(signals::die_by(signal as i32));
         }
-        Err(failure) => {
+    };
+    let guard = match obtain(context, &locker, &key, &args).await {
+        Ok(Obtained::Lock(guard)) => guard,
+        not_obtained => {
+            watcher.dismiss();
             drop(locker.shutdown_within(RELEASE_LIMIT).await);
-            return Err(failure);
+            return match not_obtained {
+                Ok(Obtained::Interrupted(signal)) => Ok(signals::die_by(signal as i32)),
+                Ok(Obtained::Lock(_)) => unreachable!("BUG: matched above"),
+                Err(failure) => Err(failure),
+            };
         }
     };
     let held_since = Instant::now();
-    let ended = match watcher.group() {
-        Ok(group) => {
-            let process = CommandProcess::start(&args.command, group, &key, guard.fence());
-            match process {
-                Ok(process) => supervise(context, &args, &process, &guard).await,
-                Err(failure) => Err(failure),
-            }
-        }
-        Err(failure) => Err(failure),
+    let supervision = Supervision {
+        context,
+        backend: locker.backend(),
+        guard: &guard,
+        watcher: &mut watcher,
+        ttl,
+        grace,
+        max_hold: args.max_hold,
+        on_lost: args.on_lost.as_deref(),
     };
-    drop(watcher);
+    let outcome = supervision.run(&args.command, &key).await;
+    if outcome.is_err() {
+        // Something of ours failed: whatever runs is ended.
+        drop(watcher);
+    } else {
+        watcher.dismiss();
+    }
+    if let Ok(Outcome::Lost(reason)) = outcome {
+        // It is not ours to release. Nobody needs its id.
+        let _lock_id = guard.leak();
+        return Err(Failure::new(LOST, format!("{}; the command was ended", lost(reason))));
+    }
     let rest = args.hold_at_least.and_then(|least| least.checked_sub(held_since.elapsed()));
-    let_go(context, *guard, rest.filter(|_| ended.is_ok())).await;
+    let rest = rest.filter(|_| outcome.is_ok());
+    let was_held = let_go(context, locker.backend(), *guard, rest).await;
     drop(locker.shutdown_within(RELEASE_LIMIT).await);
-    ended
+    if !was_held && outcome.is_ok() {
+        let why = lost(LostReason::NotHeld);
+        let message = format!("{why}; the command may have run without it");
+        return Err(Failure::new(LOST, message));
+    }
+    match outcome? {
+        Outcome::Ended(Ending::Code(code)) => Ok(code),
+        Outcome::Ended(Ending::Signal(signal)) => Ok(signals::die_by(signal)),
+        Outcome::TooLong => {
+            let longest = output::duration(args.max_hold.unwrap_or_default());
+            let message = format!("the command took longer than {longest} and was ended");
+            Err(Failure::new(MAX_HOLD, message))
+        }
+        Outcome::Lost(_) => unreachable!("BUG: handled above"),
+    }
 }
 
-/// Waits for the end of the command, and passes signals on to it.
-async fn supervise(
+/// Waits for the lock. Time that the process was stopped for is no time in which it could have got a
+/// lock that is free now.
+async fn obtain(
     context: &Context,
+    locker: &Locker<AnyBackend>,
+    key: &Key,
     args: &Run,
-    process: &CommandProcess,
-    guard: &LockGuard<AnyBackend>,
-) -> Result<u8, Failure> {
-    let mut changed = waiting::listen(Signal::SIGCHLD)?;
-    let mut stop = waiting::listen(Signal::SIGTSTP)?;
-    let (sender, mut signals) = tokio::sync::mpsc::unbounded_channel();
-    for signal in FORWARDED {
-        let (mut heard, sender) = (waiting::listen(signal)?, sender.clone());
-        tokio::spawn(async move {
-            while heard.recv().await.is_some() && sender.send(signal).is_ok() {}
-        });
-    }
-    let too_long = async {
-        match args.max_hold {
-            Some(longest) => tokio::time::sleep(longest).await,
-            None => std::future::pending().await,
+) -> Result<Obtained, Failure> {
+    match waiting::obtain(context, locker, key, &args.waiting).await {
+        Err(failure) if failure.is_conflict() && signals::was_continued().await => {
+            let guard = locker.try_lock(key).await?;
+            guard.map(|guard| Obtained::Lock(Box::new(guard))).ok_or(failure)
         }
-    };
-    tokio::pin!(too_long);
-    let (code, why) = loop {
-        match process.change() {
-            Change::Ended(code) => {
-                if code == by_signal(Signal::SIGINT) {
-                    process.pass_interrupt_on();
-                }
-                process.release_terminal();
-                return Ok(code);
-            }
-            Change::Stopped(by) => process.stop_with_it(by),
-            Change::None => {}
-        }
-        tokio::select! {
-            _ = changed.recv() => {}
-            Some(signal) = signals.recv() => process.forward(signal),
-            // Typed in a pipeline, where the terminal is ours: we follow when the command stops.
-            _ = stop.recv() => process.send(Signal::SIGTSTP),
-            reason = guard.lost() => break (LOST, lost(reason)),
-            () = &mut too_long => {
-                let longest = output::duration(args.max_hold.unwrap_or_default());
-                break (MAX_HOLD, format!("the command took longer than {longest}"));
-            }
-        }
-    };
-    let grace = output::duration(args.grace);
-    context.output.note(&format!("{why}; sending SIGTERM; SIGKILL in {grace}"));
-    end(process, args.grace, &mut changed).await;
-    process.release_terminal();
-    Err(Failure::new(code, format!("{why}; the command was ended")))
-}
-
-fn lost(reason: LostReason) -> String {
-    format!("lock lost: {reason}")
-}
-
-/// Ends the command and all that it has started: asks first, then kills.
-async fn end(process: &CommandProcess, grace: Duration, changed: &mut tokio::signal::unix::Signal) {
-    process.forward(Signal::SIGTERM);
-    let give_up_at = tokio::time::Instant::now() + grace;
-    while !matches!(process.change(), Change::Ended(_)) {
-        tokio::select! {
-            _ = changed.recv() => {}
-            () = tokio::time::sleep_until(give_up_at) => break,
-        }
-    }
-    // Whatever it has left behind must not go on without a lock.
-    process.send(Signal::SIGKILL);
-    while !matches!(process.change(), Change::Ended(_)) {
-        changed.recv().await;
+        obtained => obtained,
     }
 }
 
-/// Releases the lock, or leaves it to the rest of its time.
-async fn let_go(context: &Context, mut guard: LockGuard<AnyBackend>, rest: Option<Duration>) {
+/// The grace: so short that there is time to renew before it begins.
+fn grace(args: &Run) -> Result<Duration, Failure> {
+    let ttl = args.waiting.ttl;
+    let grace = args.grace.unwrap_or(ttl / 3);
+    if grace + ttl / 3 < ttl {
+        return Ok(grace);
+    }
+    let (grace, ttl) = (output::duration(grace), output::duration(ttl));
+    let message = format!("--grace {grace} must be less than two thirds of --ttl {ttl}");
+    Err(Failure::new(USAGE, message))
+}
+
+fn check_holding(args: &Run) -> Result<(), Failure> {
+    let Some(least) = args.hold_at_least else { return Ok(()) };
+    Ttl::new(least).map_err(|error| Failure::new(USAGE, format!("--hold-at-least: {error}")))?;
+    Ok(())
+}
+
+/// Releases the lock, or leaves it to the rest of its time. The answer is whether it was held until
+/// now, as far as is known.
+async fn let_go(
+    context: &Context,
+    backend: &AnyBackend,
+    mut guard: LockGuard<AnyBackend>,
+    rest: Option<Duration>,
+) -> bool {
     // A lock lives for whole milliseconds.
     let millis =
         |rest: Duration| u64::try_from(rest.as_millis()).map(|ms| Duration::from_millis(ms + 1));
     let rest = rest.and_then(|rest| Ttl::new(millis(rest).ok()?).ok());
-    if let Some(rest) = rest
-        && matches!(guard.extend(rest).await, Ok(Extend::Extended(_)))
-    {
-        // Nobody needs its id: it ends by itself.
-        let _lock_id = guard.leak();
-        return;
+    if let Some(rest) = rest {
+        let is_valid = guard.is_valid();
+        let hint = Hint::key(guard.key().clone());
+        // It is not renewed any longer, and ends by itself.
+        let request = ExtendRequest::new(guard.leak(), rest).with_hint(hint);
+        return match tokio::time::timeout(RELEASE_LIMIT, backend.extend(&request)).await {
+            Ok(Ok(Extend::Extended(_))) => true,
+            Ok(Ok(Extend::NotHeld(_))) => false,
+            Ok(Err(error)) => {
+                context.output.note(&format!("cannot keep the lock, it will expire: {error}"));
+                is_valid
+            }
+            Err(_elapsed) => {
+                context.output.note("cannot keep the lock, it will expire: no answer in time");
+                is_valid
+            }
+        };
     }
-    if let Err(error) = guard.release().await {
-        context.output.note(&format!("the lock could not be released and will expire: {error}"));
+    let is_valid = guard.is_valid();
+    match tokio::time::timeout(RELEASE_LIMIT, guard.release()).await {
+        Ok(Ok(Release::Released)) => true,
+        Ok(Ok(Release::NotHeld(_))) => false,
+        Ok(Err(error)) => {
+            context.output.note(&format!("cannot release the lock, it will expire: {error}"));
+            is_valid
+        }
+        Err(_elapsed) => {
+            context.output.note("cannot release the lock in time, it will expire");
+            is_valid
+        }
     }
 }

@@ -6,10 +6,9 @@ use syncguard::{AnyBackend, Key, LockBackend, diagnostics};
 
 use crate::Context;
 use crate::args::{Wait, WaitLimit};
-use crate::child::by_signal;
 use crate::exit::Failure;
 use crate::progress::indicate;
-use crate::waiting;
+use crate::{signals, waiting};
 
 /// How long to wait before looking again, even if no notification came.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -20,7 +19,7 @@ pub(crate) async fn wait(context: &Context, args: Wait) -> Result<u8, Failure> {
     let waiting = until_free(context, &args, &key, deadline);
     tokio::select! {
         biased;
-        signal = waiting::ending_signal() => Ok(by_signal(signal?)),
+        signal = signals::ending() => Ok(signals::die_by(signal as i32)),
         free = waiting => free.map(|()| 0),
         () = indicate(context, &key) => unreachable!("it never ends"),
     }

@@ -1,0 +1,312 @@
+//! A command and the lock it runs under: signals are passed on, the command stops and goes on with
+//! this process, and ends before the lock does.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
+use rustix::process::WaitOptions;
+use syncguard::{AnyBackend, Extend, Key, LockBackend, LockGuard, LostReason, Ttl};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use crate::child::{Change, CommandProcess, Ending};
+use crate::exit::Failure;
+use crate::output::{self, Output};
+use crate::signals::{self, FORWARDED};
+use crate::spawn::spawn;
+use crate::watcher::{Report, Watcher, before_expiry};
+use crate::{Context, target, waiting};
+
+/// What is supervised.
+pub(crate) struct Supervision<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) backend: &'a AnyBackend,
+    pub(crate) guard: &'a LockGuard<AnyBackend>,
+    pub(crate) watcher: &'a mut Watcher,
+    pub(crate) ttl: Ttl,
+    pub(crate) grace: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) on_lost: Option<&'a str>,
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// The command has ended by itself.
+    Ended(Ending),
+    /// The command took too long, and was ended.
+    TooLong,
+    /// The lock was lost, and the command was ended.
+    Lost(LostReason),
+}
+
+/// Why the command is being ended.
+enum Stop {
+    TooLong,
+    Lost(LostReason),
+    /// The lock was lost while the command was stopped: it does not go on.
+    LostWhileStopped(LostReason),
+}
+
+impl Supervision<'_> {
+    /// Runs the command to its end.
+    pub(crate) async fn run(mut self, command: &[OsString], key: &Key) -> Result<Outcome, Failure> {
+        // Before the start: ends are not told to who ignores them.
+        let mut changed = waiting::listen(Signal::SIGCHLD)?;
+        let group = self.watcher.group().await?;
+        if let Some(reason) = self.loss_if_not_fresh().await {
+            return Ok(Outcome::Lost(reason));
+        }
+        signals::supervise();
+        self.watcher.held_for(self.guard.remaining());
+        let process = CommandProcess::start(command, group, key, self.guard.fence())?;
+        let outcome = self.supervise(&process, &mut changed).await;
+        process.release_terminal();
+        outcome
+    }
+
+    async fn supervise(
+        &mut self,
+        process: &CommandProcess,
+        changed: &mut tokio::signal::unix::Signal,
+    ) -> Result<Outcome, Failure> {
+        let started = Instant::now();
+        let (guard, backend) = (self.guard, self.backend);
+        let mut broken = std::pin::pin!(broken(backend, guard));
+        let mut is_broken = false;
+        // Renewed at every third, seen before the next.
+        let period = self.ttl.as_duration() / 6;
+        let mut tick = tokio::time::interval_at(started + period, period);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut expires_at = started + guard.remaining();
+        let too_long = self.max_hold.map(|longest| started + longest);
+        let mut was_stopped_at = None;
+        let stop = loop {
+            match process.change() {
+                Change::Ended(ending) => {
+                    if ending == Ending::Signal(Signal::SIGINT as i32) {
+                        process.pass_interrupt_on();
+                    }
+                    if self.watcher.has_ended_group().await {
+                        return Ok(Outcome::Lost(LostReason::Expiring));
+                    }
+                    return Ok(Outcome::Ended(ending));
+                }
+                Change::Stopped(by) if process.may_have_the_terminal(by) => process.resume(),
+                Change::Stopped(by) => {
+                    self.watcher.pause();
+                    let goes_on = process.stop_with_it(by);
+                    if let Some(reason) = self.loss().await {
+                        break Stop::LostWhileStopped(reason);
+                    }
+                    was_stopped_at = Some(Instant::now());
+                    self.watcher.held_for(guard.remaining());
+                    if goes_on {
+                        process.resume();
+                    }
+                }
+                Change::None => {}
+            }
+            tokio::select! {
+                _ = changed.recv() => {}
+                signal = signals::received() => match signal {
+                    // Ours, to the group that we share with a script.
+                    Signal::SIGTSTP if was_stopped_at.is_some_and(is_recent) => {}
+                    // Typed in a pipeline, where the terminal is ours: we follow when the command
+                    // stops.
+                    Signal::SIGTSTP => process.send(Signal::SIGTSTP),
+                    Signal::SIGCONT => if let Some(reason) = self.loss().await {
+                        break Stop::Lost(reason);
+                    },
+                    signal => self.pass_on(process, signal).await,
+                },
+                report = self.watcher.report() => if report == Report::Ended
+                    && let Change::None = process.change()
+                {
+                    self.watcher.replace()?;
+                    self.watcher.held_for(guard.remaining());
+                },
+                reason = guard.lost() => break Stop::Lost(reason),
+                () = &mut broken, if !is_broken => {
+                    is_broken = true;
+                    // The guard hears of it.
+                    drop(guard.extend(self.ttl).await);
+                }
+                _ = tick.tick() => {
+                    let remaining = guard.remaining();
+                    if !remaining.is_zero() {
+                        expires_at = Instant::now() + remaining;
+                        self.watcher.held_for(remaining);
+                    }
+                }
+                () = sleep_until(too_long) => break Stop::TooLong,
+            }
+        };
+        self.watcher.pause();
+        Ok(self.end(process, changed, stop, expires_at).await)
+    }
+
+    /// Passes a signal on, unless it has reached the command, too.
+    async fn pass_on(&mut self, process: &CommandProcess, signal: Signal) {
+        if FORWARDED.contains(&signal) && !self.watcher.has_seen(signal).await {
+            self.watcher.expect(signal);
+            process.forward(signal);
+        }
+    }
+
+    /// Why the lock is lost, if the store was not asked just now and says so when asked.
+    async fn loss_if_not_fresh(&self) -> Option<LostReason> {
+        const FRESH: Duration = Duration::from_millis(100);
+        let age = self.ttl.as_duration().saturating_sub(self.guard.remaining());
+        if age < FRESH.min(self.ttl.as_duration() / 6) { None } else { self.loss().await }
+    }
+
+    /// Why the lock is lost, if it is. Asks the store; without an answer the clock decides.
+    async fn loss(&self) -> Option<LostReason> {
+        match self.guard.extend(self.ttl).await {
+            Ok(Extend::Extended(_)) => None,
+            Err(_) if self.guard.is_valid() => None,
+            Ok(Extend::NotHeld(_)) | Err(_) => Some(self.guard.lost().await),
+        }
+    }
+
+    /// Ends the command and all that it has started: asks first, then kills.
+    async fn end(
+        &mut self,
+        process: &CommandProcess,
+        changed: &mut tokio::signal::unix::Signal,
+        stop: Stop,
+        expires_at: Instant,
+    ) -> Outcome {
+        let now = Instant::now();
+        let until_expiry = before_expiry(expires_at.saturating_duration_since(now));
+        let (outcome, why, grace) = match stop {
+            Stop::TooLong => {
+                let longest = output::duration(self.max_hold.unwrap_or_default());
+                let why = format!("the command took longer than {longest}");
+                (Outcome::TooLong, why, self.grace)
+            }
+            Stop::LostWhileStopped(reason) => (Outcome::Lost(reason), lost(reason), Duration::ZERO),
+            // The store has let it go: when it would have expired does not matter.
+            Stop::Lost(reason @ LostReason::NotHeld) => {
+                (Outcome::Lost(reason), lost(reason), self.grace)
+            }
+            Stop::Lost(reason) => {
+                (Outcome::Lost(reason), lost(reason), self.grace.min(until_expiry))
+            }
+        };
+        let hook = match outcome {
+            Outcome::Lost(reason) => self.start_hook(reason),
+            _ => None,
+        };
+        if !grace.is_zero() {
+            let shown = output::duration(grace);
+            self.context.output.note(&format!("{why}; sending SIGTERM; SIGKILL in {shown}"));
+            self.watcher.expect(Signal::SIGTERM);
+            process.forward(Signal::SIGTERM);
+            self.wait_for_end(process, changed, now + grace).await;
+        }
+        // What it has left behind must not go on without a lock.
+        process.send(Signal::SIGKILL);
+        while !matches!(process.change(), Change::Ended(_)) {
+            changed.recv().await;
+        }
+        if let Some(hook) = hook {
+            end_hook(self.context.output, hook, now).await;
+        }
+        outcome
+    }
+
+    async fn wait_for_end(
+        &mut self,
+        process: &CommandProcess,
+        changed: &mut tokio::signal::unix::Signal,
+        kill_at: Instant,
+    ) {
+        loop {
+            match process.change() {
+                Change::Ended(_) => return,
+                Change::Stopped(_) => process.send(Signal::SIGCONT),
+                Change::None => {}
+            }
+            tokio::select! {
+                _ = changed.recv() => {}
+                signal = signals::received() => self.pass_on(process, signal).await,
+                () = tokio::time::sleep_until(kill_at) => return,
+            }
+        }
+    }
+
+    /// Starts the hook of the user, which runs beside the end of the command.
+    fn start_hook(&self, reason: LostReason) -> Option<Pid> {
+        let variables = [
+            ("SYNCGUARD_KEY", Some(self.guard.key().as_str())),
+            ("SYNCGUARD_FENCE", Some(&*self.guard.fence().to_string())),
+            ("SYNCGUARD_LOST_REASON", Some(reason.as_str())),
+            (target::VARIABLE, None),
+        ];
+        let started = spawn(&["sh", "-c", self.on_lost?].map(OsString::from), &variables, None);
+        if let Err(cause) = &started {
+            self.context.output.say(&format!("cannot run the command of --on-lost: {cause}"));
+        }
+        started.ok()
+    }
+}
+
+/// Waits for the hook, for a while.
+async fn end_hook(output: Output, hook: Pid, started: Instant) {
+    const LIMIT: Duration = Duration::from_secs(10);
+    // It may have been reaped together with others.
+    while signal::kill(hook, None).is_ok() && !has_ended(hook) {
+        if started.elapsed() > LIMIT {
+            output.say("the command of --on-lost took longer than 10s and was killed");
+            signal::kill(hook, Signal::SIGKILL).unwrap_or_default();
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn has_ended(process: Pid) -> bool {
+    let process = rustix::process::Pid::from_raw(process.as_raw());
+    !matches!(rustix::process::waitpid(process, WaitOptions::NOHANG), Ok(None))
+}
+
+/// What to say about a lost lock.
+pub(crate) fn lost(reason: LostReason) -> String {
+    match reason {
+        LostReason::NotHeld => "lock lost: broken, or no longer in the store".to_owned(),
+        LostReason::Expiring | LostReason::Unreachable => {
+            "lock lost: it could not be renewed in time".to_owned()
+        }
+        reason => format!("lock lost: {reason}"),
+    }
+}
+
+/// Completes when the lock is no longer in the store, where the store tells of it.
+async fn broken(backend: &AnyBackend, guard: &LockGuard<AnyBackend>) {
+    /// Commands that are faster need no subscription.
+    const FIRST: Duration = Duration::from_secs(1);
+    /// Keys share notifications.
+    const AT_MOST_EVERY: Duration = Duration::from_millis(100);
+    tokio::time::sleep(FIRST).await;
+    let Some(mut notifications) = backend.wake_ups(guard.key()).await else {
+        return std::future::pending().await;
+    };
+    while !matches!(backend.lookup_id(&guard.lock_id()).await, Ok(None)) {
+        notifications.woken().await;
+        tokio::time::sleep(AT_MOST_EVERY).await;
+    }
+}
+
+fn is_recent(at: Instant) -> bool {
+    at.elapsed() < Duration::from_millis(100)
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,221 @@
+//! `syncguard run` and its lock: what happens when the lock is lost, or when `syncguard` or its watcher
+//! is killed.
+
+mod support;
+
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use support::{Store, end_of, eventually, is_alive, send, stderr};
+
+#[test]
+fn a_lost_lock_ends_the_command() {
+    for store in Store::all() {
+        // One that listens, and one that must be killed.
+        for (script, grace) in [
+            (
+                "trap 'echo x >$FOLDER/asked; exit 0' TERM; echo $$ >$FOLDER/pid; while :; do sleep 0.1; done",
+                "1s",
+            ),
+            ("trap '' TERM; echo $$ >$FOLDER/pid; while :; do sleep 0.1; done", "300ms"),
+        ] {
+            let options = ["--key", "k", "--ttl", "2s", "--grace", grace];
+            let mut child = store.background(&options, script);
+            let pid = store.wait_for("pid");
+            assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
+            assert_eq!(end_of(&mut child).code(), Some(123));
+            let output = child.wait_with_output().expect("it has ended");
+            let expected = "syncguard: lock lost: broken, or no longer in the store; the command was \
+                            ended\n";
+            // The shell may say that its own `sleep` was terminated.
+            assert!(stderr(&output).ends_with(expected), "{}", stderr(&output));
+            assert!(!is_alive(&pid), "nothing goes on without the lock");
+            assert_eq!(store.path("asked").exists(), grace == "1s");
+            std::fs::remove_file(store.path("pid")).expect("written");
+            drop(std::fs::remove_file(store.path("asked")));
+        }
+    }
+}
+
+#[test]
+fn a_store_that_is_gone_ends_the_command_too() {
+    let mut stores = Store::all();
+    let Some(store) = stores.iter_mut().find(|store| store.redis.is_some()) else { return };
+    let options = ["--key", "k", "--ttl", "2s", "--grace", "1s"];
+    let mut child = store.background(&options, "echo $$ >$FOLDER/pid; sleep 60");
+    let pid = store.wait_for("pid");
+    store.redis.take().expect("it runs").crash();
+    assert_eq!(end_of(&mut child).code(), Some(123));
+    let output = child.wait_with_output().expect("it has ended");
+    assert!(stderr(&output).contains("lock lost: it could not be renewed"), "{}", stderr(&output));
+    assert!(!is_alive(&pid));
+}
+
+#[test]
+fn the_group_does_not_survive_a_kill_of_syncguard() {
+    for store in Store::all() {
+        let script = "trap '' TERM; sleep 60 & echo $! >$FOLDER/grandchild; echo $$ >$FOLDER/child; \
+                      while :; do sleep 0.1; done";
+        let mut child = store.background(&["--key", "k", "--grace", "300ms"], script);
+        let processes = [store.wait_for("grandchild"), store.wait_for("child")];
+        assert!(processes.iter().all(|pid| is_alive(pid)));
+        send("KILL", child.id());
+        end_of(&mut child);
+        eventually("the group has ended", || !processes.iter().any(|pid| is_alive(pid)));
+    }
+}
+
+#[test]
+fn a_lock_that_was_broken_is_reported_at_the_end() {
+    for store in Store::all() {
+        // One that is too fast to be told of it, with and without a lock to keep.
+        for hold in [&[][..], &["--hold-at-least", "30s"]] {
+            let options = [&["--key", "k"], hold].concat();
+            let script = "echo x >$FOLDER/held; while [ ! -e $FOLDER/go ]; do sleep 0.02; done";
+            let mut child = store.background(&options, script);
+            store.wait_for("held");
+            assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
+            std::fs::write(store.path("go"), "").expect("written");
+            assert_eq!(end_of(&mut child).code(), Some(123));
+            let output = child.wait_with_output().expect("it has ended");
+            assert!(stderr(&output).contains("syncguard: lock lost: "), "{}", stderr(&output));
+            for file in ["held", "go"] {
+                std::fs::remove_file(store.path(file)).expect("written");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lock_that_is_broken_ends_the_command_long_before_the_next_renewal() {
+    for store in Store::all() {
+        let options = ["--key", "k", "--ttl", "10m"];
+        let mut child = store.background(&options, "echo $$ >$FOLDER/pid; exec sleep 60");
+        let pid = store.wait_for("pid");
+        // It listens once the command has run for a while.
+        std::thread::sleep(Duration::from_millis(1500));
+        assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
+        assert_eq!(end_of(&mut child).code(), Some(123));
+        assert!(!is_alive(&pid));
+    }
+}
+
+#[test]
+fn a_hook_is_told_of_the_loss() {
+    let store = Store::sqlite();
+    let hook = "echo $SYNCGUARD_KEY $SYNCGUARD_LOST_REASON >$FOLDER/lost";
+    let options = ["--key", "k", "--ttl", "3s", "--on-lost", hook];
+    let mut child = store.background(&options, "echo x >$FOLDER/held; sleep 60");
+    store.wait_for("held");
+    assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
+    assert_eq!(end_of(&mut child).code(), Some(123));
+    assert_eq!(store.wait_for("lost"), "k not-held");
+    // Nothing is lost when nothing was.
+    std::fs::remove_file(store.path("lost")).expect("written");
+    assert_eq!(store.code(&["run", "-q", "--key", "k", "--on-lost", hook, "--", "true"]), 0);
+    assert!(!store.path("lost").exists());
+}
+
+#[test]
+fn a_command_that_is_cut_off_is_dead_before_its_lock_is() {
+    let mut stores = Store::all();
+    let Some(store) = stores.iter_mut().find(|store| store.redis.is_some()) else { return };
+    let options = ["--key", "k", "--ttl", "6s", "--grace", "2s"];
+    let script = "trap 'echo x >$FOLDER/asked' TERM; echo $$ >$FOLDER/pid; \
+                  while :; do sleep 0.05; done";
+    let mut child = store.background(&options, script);
+    let pid = store.wait_for("pid");
+    let cut_off = Instant::now();
+    store.redis.take().expect("it runs").crash();
+    eventually("it has ended", || !is_alive(&pid));
+    assert!(cut_off.elapsed() < Duration::from_secs(6), "{:?}", cut_off.elapsed());
+    assert_eq!(end_of(&mut child).code(), Some(123));
+    assert!(cut_off.elapsed() < Duration::from_secs(8), "{:?}", cut_off.elapsed());
+    assert!(store.path("asked").exists(), "asked first");
+}
+
+#[test]
+fn a_command_does_not_outlive_its_lock_when_syncguard_is_stopped() {
+    for store in Store::all() {
+        let options = ["--key", "k", "--ttl", "3s", "--grace", "1s"];
+        let script = "trap '' TERM; echo $$ >$FOLDER/pid; while :; do sleep 0.05; done";
+        let mut child = store.background(&options, script);
+        let pid = store.wait_for("pid");
+        send("STOP", child.id());
+        let stopped = Instant::now();
+        eventually("it has ended", || !is_alive(&pid));
+        assert!(stopped.elapsed() < Duration::from_secs(4), "{:?}", stopped.elapsed());
+        send("CONT", child.id());
+        assert_eq!(end_of(&mut child).code(), Some(123));
+    }
+}
+
+#[test]
+fn durations_that_contradict_each_other_are_refused() {
+    let store = Store::sqlite();
+    for options in [
+        ["--ttl", "3s", "--grace", "3s"],
+        ["--ttl", "3s", "--grace", "2500ms"],
+        ["--hold-at-least", "10s", "--max-hold", "1s"],
+    ] {
+        let arguments = [&["run", "--key", "k"], &options[..], &["--", "true"]].concat();
+        let output = store.run(&arguments);
+        assert_eq!(output.status.code(), Some(2), "{options:?}");
+        assert!(
+            stderr(&output).contains(options[2].trim_start_matches("--max-hold")),
+            "{options:?}"
+        );
+    }
+    // The grace follows the TTL.
+    assert_eq!(store.code(&["run", "-q", "--key", "k", "--ttl", "300ms", "--", "true"]), 0);
+}
+
+/// The processes that a process has started.
+fn children(process: u32) -> Vec<String> {
+    let path = format!("/proc/{process}/task/{process}/children");
+    let children = std::fs::read_to_string(path).unwrap_or_default();
+    children.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The watcher of a running `syncguard`, unless it has died.
+fn watcher(syncguard: &Child) -> Option<String> {
+    let is_watcher = |pid: &String| {
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
+        line.is_ok_and(|line| line.contains("__watch")) && is_alive(pid)
+    };
+    children(syncguard.id()).into_iter().find(is_watcher)
+}
+
+#[test]
+fn a_watcher_that_is_killed_is_replaced() {
+    for store in Store::all() {
+        let script = "trap '' TERM; sleep 60 & echo $! >$FOLDER/grandchild; echo $$ >$FOLDER/child; \
+                      while :; do sleep 0.1; done";
+        let mut child = store.background(&["--key", "k", "--grace", "300ms"], script);
+        let processes = [store.wait_for("grandchild"), store.wait_for("child")];
+        let first = watcher(&child).expect("there is one");
+        send("KILL", first.parse().expect("a number"));
+        eventually("there is another", || watcher(&child).is_some_and(|pid| pid != first));
+        assert!(!children(child.id()).contains(&first), "no zombie");
+        assert!(processes.iter().all(|pid| is_alive(pid)), "the command goes on");
+        // It blocks signals soon after it has started.
+        std::thread::sleep(Duration::from_millis(300));
+        send("KILL", child.id());
+        end_of(&mut child);
+        eventually("the group has ended", || !processes.iter().any(|pid| is_alive(pid)));
+    }
+}
+
+#[test]
+fn the_watcher_ends_with_its_group() {
+    let store = Store::sqlite();
+    let mut child =
+        store.background(&["--key", "k", "--ttl", "10m"], "echo $$ >$FOLDER/pid; sleep 60");
+    let pid = store.wait_for("pid");
+    let watcher = watcher(&child).expect("there is one");
+    let killed = Instant::now();
+    send("KILL", child.id());
+    end_of(&mut child);
+    eventually("both have ended", || !is_alive(&pid) && !is_alive(&watcher));
+    assert!(killed.elapsed() < Duration::from_secs(10), "not after the grace");
+}

@@ -88,7 +88,7 @@ impl Supervision<'_> {
                     if ending == Ending::Signal(Signal::SIGINT as i32) {
                         process.pass_interrupt_on();
                     }
-                    if self.watcher.has_ended_group().await {
+                    if self.watcher.has_ended_group() {
                         return Ok(Outcome::Lost(LostReason::Expiring));
                     }
                     return Ok(Outcome::Ended(ending));

@@ -5,7 +5,7 @@
 use std::io::{BufRead, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,6 @@ const DELIVERY: Duration = Duration::from_millis(50);
 /// the group.
 #[derive(Debug)]
 pub(crate) struct Watcher {
-    process: Child,
     orders: Option<ChildStdin>,
     reports: pipe::Receiver,
     group: Pid,
@@ -52,8 +51,8 @@ pub(crate) struct Watcher {
 /// Something that the watcher has noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// A signal has reached the group.
-    Signal(u8),
+    /// That it is ready, that the time is over, or a signal that has reached the group.
+    Byte(u8),
     /// The watcher itself has ended.
     Ended,
 }
@@ -61,18 +60,16 @@ pub(crate) enum Report {
 impl Watcher {
     /// Starts it, in a group of its own. Must be called inside a tokio runtime.
     pub(crate) fn start(grace: Duration) -> Result<Self, Failure> {
-        let (process, orders, reports) = Self::spawn(grace, Pid::from_raw(0))?;
-        let pid = i32::try_from(process.id()).unwrap_or_default();
-        let group = Pid::from_raw(pid);
+        let (group, orders, reports) = Self::spawn(grace, Pid::from_raw(0))?;
         let (seen, sent) = (Vec::new(), Vec::new());
         let (is_ready, is_overdue) = (false, false);
-        Ok(Self { process, orders, reports, group, grace, is_ready, is_overdue, seen, sent })
+        Ok(Self { orders, reports, group, grace, is_ready, is_overdue, seen, sent })
     }
 
     fn spawn(
         grace: Duration,
         group: Pid,
-    ) -> Result<(Child, Option<ChildStdin>, pipe::Receiver), Failure> {
+    ) -> Result<(Pid, Option<ChildStdin>, pipe::Receiver), Failure> {
         let failed = |cause: std::io::Error| {
             Failure::new(FAILED, format!("cannot start the watcher of the command: {cause}"))
         };
@@ -90,7 +87,9 @@ impl Watcher {
         let orders = process.stdin.take();
         let reports = process.stdout.take().ok_or_else(|| failed(std::io::Error::other("no pipe")));
         let reports = pipe::Receiver::from_owned_fd(OwnedFd::from(reports?)).map_err(failed)?;
-        Ok((process, orders, reports))
+        let pid =
+            i32::try_from(process.id()).map_err(|cause| failed(std::io::Error::other(cause)))?;
+        Ok((Pid::from_raw(pid), orders, reports))
     }
 
     /// The group that it leads, once no signal to the group can end it.
@@ -106,7 +105,7 @@ impl Watcher {
     /// Starts another one in the place of one that has ended. As long as the command runs, its
     /// group exists, and can be joined.
     pub(crate) fn replace(&mut self) -> Result<(), Failure> {
-        (self.process, self.orders, self.reports) = Self::spawn(self.grace, self.group)?;
+        (_, self.orders, self.reports) = Self::spawn(self.grace, self.group)?;
         Ok(())
     }
 
@@ -119,24 +118,24 @@ impl Watcher {
         loop {
             let mut byte = [0];
             match self.reports.try_read(&mut byte) {
-                Ok(0) => return Report::Ended,
-                Ok(_) if byte[0] == READY => {
-                    self.is_ready = true;
-                    return Report::Signal(READY);
-                }
-                Ok(_) => {
-                    self.is_overdue |= byte[0] == OVERDUE;
-                    self.note(byte[0]);
-                    return Report::Signal(byte[0]);
-                }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                     if self.reports.readable().await.is_err() {
                         return Report::Ended;
                     }
                 }
-                Err(_) => return Report::Ended,
+                Ok(0) | Err(_) => return Report::Ended,
+                Ok(_) => return self.take(byte[0]),
             }
         }
+    }
+
+    fn take(&mut self, byte: u8) -> Report {
+        match byte {
+            READY => self.is_ready = true,
+            OVERDUE => self.is_overdue = true,
+            signal => self.note(signal),
+        }
+        Report::Byte(byte)
     }
 
     fn note(&mut self, signal: u8) {
@@ -170,16 +169,19 @@ impl Watcher {
                 return true;
             }
             let report = tokio::time::timeout_at(until, self.report()).await;
-            if !matches!(report, Ok(Report::Signal(_))) {
+            if !matches!(report, Ok(Report::Byte(_))) {
                 return false;
             }
         }
     }
 
     /// Whether the watcher has ended the group because the time that was last announced is over.
-    pub(crate) async fn has_ended_group(&mut self) -> bool {
-        let no_time = Duration::ZERO;
-        while let Ok(Report::Signal(_)) = tokio::time::timeout(no_time, self.report()).await {}
+    pub(crate) fn has_ended_group(&mut self) -> bool {
+        let mut byte = [0];
+        // Past the runtime, which has not looked since.
+        while let Ok(1) = unistd::read(&self.reports, &mut byte) {
+            self.take(byte[0]);
+        }
         self.is_overdue
     }
 
@@ -201,12 +203,10 @@ impl Watcher {
         self.order(PAUSE);
     }
 
-    /// All is well: the group is left alone.
+    /// All is well: the group is left alone. The watcher ends by itself; who takes over the children
+    /// of this process reaps it.
     pub(crate) fn dismiss(mut self) {
         self.order(DISMISS);
-        drop(self.orders.take());
-        // It may have been reaped together with others.
-        drop(self.process.wait());
     }
 }
 

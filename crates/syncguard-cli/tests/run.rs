@@ -95,3 +95,14 @@ fn without_a_url_one_is_told_that_only_this_user_is_excluded() {
     let mode = std::os::unix::fs::PermissionsExt::mode(&folder.permissions());
     assert_eq!(mode & 0o777, 0o700, "nobody else");
 }
+
+#[test]
+fn the_log_of_the_lock_file_stays_short() {
+    let store = Store::sqlite();
+    for _ in 0..60 {
+        assert_eq!(store.code(&["run", "-q", "--key", "k", "--", "true"]), 0);
+    }
+    // Each run adds 20 KB, and each that begins alone reads all of it.
+    let log = std::fs::metadata(store.path("locks.db-wal")).map_or(0, |log| log.len());
+    assert!(log < 700_000, "{log}");
+}

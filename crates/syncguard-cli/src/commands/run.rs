@@ -1,5 +1,6 @@
 //! `syncguard run`: a command while the lock is held.
 
+use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 use syncguard::{
@@ -36,6 +37,8 @@ pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
             return Ok(signals::die_by(signal as i32));
         }
     };
+    // It is shut down below. The rest, closing files and connections, ends with the process.
+    let locker = ManuallyDrop::new(locker);
     let guard = match obtain(context, &locker, &key, &args).await {
         Ok(Obtained::Lock(guard)) => guard,
         not_obtained => {

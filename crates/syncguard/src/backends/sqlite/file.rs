@@ -157,6 +157,9 @@ fn open(path: &Path) -> Result<Connection> {
         create(&mut db)?;
     }
     db.pragma_update(None, "synchronous", "FULL").map_err(failed)?;
+    // A process that opens the file alone reads the whole log: it is kept short for commands that
+    // run once.
+    db.pragma_update(None, "wal_autocheckpoint", 128).map_err(failed)?;
     Ok(db)
 }
 

@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 use crate::shell::{Outcome, cargo, root, step};
 use crate::test::{REQUIRE_SERVERS, install_servers};
 
-/// A deliberate bug: in this file of the library, this text becomes that, and a test file that
-/// must fail.
+/// A deliberate bug: in this file of the library, or of the command with `cli/` before it, this text
+/// becomes that, and a test file that must fail.
 struct Mutant {
     name: &'static str,
     file: &'static str,
@@ -428,6 +428,48 @@ const MUTANTS: &[Mutant] = &[
         mutated: "Some(_trouble) => error,",
         caught_by: "waiting",
     },
+    Mutant {
+        name: "run: a watcher left alone leaves the group alone",
+        file: "cli/watcher.rs",
+        original: "return end(owner, left.map_or(grace, |left| grace.min(before_expiry(left))));",
+        mutated: "return u8::from(left.is_none());",
+        caught_by: "cli/run_loss",
+    },
+    Mutant {
+        name: "run: a watcher does not mind a time that is over",
+        file: "cli/watcher.rs",
+        original: "expires_at = time.ok().map(|time| Instant::now() + time);",
+        mutated: "expires_at = time.ok().and_then(|_: Duration| None);",
+        caught_by: "cli/run_loss",
+    },
+    Mutant {
+        name: "run: a dead watcher is not replaced",
+        file: "cli/supervision.rs",
+        original: "self.watcher.replace()?;",
+        mutated: "",
+        caught_by: "cli/run_loss",
+    },
+    Mutant {
+        name: "run: the command starts without asking",
+        file: "cli/supervision.rs",
+        original: "if age < FRESH.min(self.ttl.as_duration() / 6) { None }",
+        mutated: "if age < FRESH.max(self.ttl.as_duration()) { None }",
+        caught_by: "cli/run_loss",
+    },
+    Mutant {
+        name: "run: a release that finds no lock is fine",
+        file: "cli/commands/run.rs",
+        original: "Ok(Ok(Release::NotHeld(_))) => false,",
+        mutated: "Ok(Ok(Release::NotHeld(_))) => true,",
+        caught_by: "cli/run_loss",
+    },
+    Mutant {
+        name: "run: a signal to all is passed on again",
+        file: "cli/supervision.rs",
+        original: "&& !self.watcher.has_seen(signal).await",
+        mutated: "",
+        caught_by: "cli/run_signals",
+    },
 ];
 
 /// The test files that catch them.
@@ -454,6 +496,8 @@ const TESTS: &[&str] = &[
     "redis_search",
     "redis_topologies",
     "redis_wire",
+    "cli/run_loss",
+    "cli/run_signals",
 ];
 
 /// Plants every bug in turn; answers which were not caught.
@@ -462,6 +506,7 @@ pub(crate) fn run() -> Outcome {
     let tree = home.join("tree");
     copy_the_tree(&tree)?;
     let programs = install_servers(&["postgres", "redis", "firestore"])?;
+    let programs = install_servers(&["redis", "postgres", "firestore"])?;
     let mut build = cargo(&["test", "--no-run", "--package", "syncguard", "--all-features"]);
     build.current_dir(&tree).env("CARGO_TARGET_DIR", home.join("build"));
     step("building", &mut build)?;
@@ -473,7 +518,10 @@ pub(crate) fn run() -> Outcome {
     }
     let mut survivors = Vec::new();
     for mutant in MUTANTS {
-        let path = tree.join("crates/syncguard/src").join(mutant.file);
+        let path = match mutant.file.strip_prefix("cli/") {
+            Some(file) => tree.join("crates/syncguard-cli/src").join(file),
+            None => tree.join("crates/syncguard/src").join(mutant.file),
+        };
         let source =
             fs::read_to_string(&path).map_err(|cause| format!("{}: {cause}", mutant.file))?;
         if !source.contains(mutant.original) {
@@ -525,6 +573,10 @@ fn passes(home: &Path, tree: &Path, path: &OsStr, test: &str) -> Outcome<bool> {
 
 fn succeeds(home: &Path, tree: &Path, path: &OsStr, test: &str, more: &[&str]) -> Outcome<bool> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let (package, test) = match test.strip_prefix("cli/") {
+        Some(test) => ("syncguard-cli", test),
+        None => ("syncguard", test),
+    };
     let status = Command::new("timeout")
         .arg("180")
         .arg(cargo)
@@ -532,7 +584,7 @@ fn succeeds(home: &Path, tree: &Path, path: &OsStr, test: &str, more: &[&str]) -
         .env("CARGO_TARGET_DIR", home.join("build"))
         .env("PATH", path)
         .env(REQUIRE_SERVERS, "1")
-        .args(["test", "--quiet", "--package", "syncguard", "--all-features", "--test", test])
+        .args(["test", "--quiet", "--package", package, "--all-features", "--test", test])
         .args(more)
         .stdout(Stdio::null())
         .stderr(Stdio::null())

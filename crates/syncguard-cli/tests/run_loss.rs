@@ -7,6 +7,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use support::{Store, end_of, eventually, is_alive, send, stderr};
+use test_support::{Fault, Proxy};
 
 #[test]
 fn a_lost_lock_ends_the_command() {
@@ -168,6 +169,33 @@ fn durations_that_contradict_each_other_are_refused() {
     }
     // The grace follows the TTL.
     assert_eq!(store.code(&["run", "-q", "--key", "k", "--ttl", "300ms", "--", "true"]), 0);
+}
+
+#[test]
+fn a_command_is_not_started_when_the_lock_was_lost_meanwhile() {
+    let stores = Store::all();
+    let Some(store) = stores.iter().find(|store| store.redis.is_some()) else { return };
+    // Answers are late, so that the lock is broken before its holder knows that it has it.
+    let port = store.url.rsplit(':').next().and_then(|rest| rest.split('/').next());
+    let port: u16 = port.and_then(|port| port.parse().ok()).expect("a URL with a port");
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let proxy = Proxy::start(port).await;
+            proxy.set(Fault::Delay(Duration::from_millis(700)));
+            sender.send(proxy.port()).expect("the test waits");
+            std::future::pending::<()>().await;
+        });
+    });
+    let proxied = receiver.recv().expect("it starts").to_string();
+    let url = store.url.replace(&port.to_string(), &proxied);
+    let options = ["--url", &url, "--key", "k", "--ttl", "1m", "--wait", "20s"];
+    let mut child = store.background(&options, "echo x >$FOLDER/started");
+    eventually("it is locked", || store.code(&["status", "k"]) == 0);
+    assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
+    assert_eq!(end_of(&mut child).code(), Some(123));
+    assert!(!store.path("started").exists());
 }
 
 /// The processes that a process has started.

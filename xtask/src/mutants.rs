@@ -445,8 +445,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "run: a dead watcher is not replaced",
         file: "cli/supervision.rs",
-        original: "self.watcher.replace()?;",
-        mutated: "",
+        original: "if let Err(failure) = self.watcher.replace() {",
+        mutated: "if let Err(failure) = Ok::<(), Failure>(()) {",
         caught_by: "cli/run_loss",
     },
     Mutant {

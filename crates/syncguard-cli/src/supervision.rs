@@ -80,7 +80,7 @@ impl Supervision<'_> {
         let mut tick = tokio::time::interval_at(started + period, period);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut expires_at = started + guard.remaining();
-        let too_long = self.max_hold.map(|longest| started + longest);
+        let too_long = self.max_hold.and_then(|longest| started.checked_add(longest));
         let mut was_stopped_at = None;
         let stop = loop {
             match process.change() {
@@ -124,7 +124,11 @@ impl Supervision<'_> {
                 report = self.watcher.report() => if report == Report::Ended
                     && let Change::None = process.change()
                 {
-                    self.watcher.replace()?;
+                    if let Err(failure) = self.watcher.replace() {
+                        // Nothing runs unwatched.
+                        self.ask_and_kill(process, changed, Instant::now() + self.grace).await;
+                        return Err(failure);
+                    }
                     self.watcher.held_for(guard.remaining());
                 },
                 reason = guard.lost() => break Stop::Lost(reason),
@@ -203,19 +207,31 @@ impl Supervision<'_> {
         if !grace.is_zero() {
             let shown = output::duration(grace);
             self.context.output.note(&format!("{why}; sending SIGTERM; SIGKILL in {shown}"));
-            self.watcher.expect(Signal::SIGTERM);
-            process.forward(Signal::SIGTERM);
-            self.wait_for_end(process, changed, now + grace).await;
         }
-        // What it has left behind must not go on without a lock.
-        process.send(Signal::SIGKILL);
-        while !matches!(process.change(), Change::Ended(_)) {
-            changed.recv().await;
-        }
+        self.ask_and_kill(process, changed, now + grace).await;
         if let Some(hook) = hook {
             end_hook(self.context.output, hook, now).await;
         }
         outcome
+    }
+
+    /// Sends `SIGTERM` and, when the command has ended and at the latest at this time, `SIGKILL` to
+    /// what is left of the group: it must not go on without a lock.
+    async fn ask_and_kill(
+        &mut self,
+        process: &CommandProcess,
+        changed: &mut tokio::signal::unix::Signal,
+        kill_at: Instant,
+    ) {
+        if Instant::now() < kill_at {
+            self.watcher.expect(Signal::SIGTERM);
+            process.forward(Signal::SIGTERM);
+            self.wait_for_end(process, changed, kill_at).await;
+        }
+        process.send(Signal::SIGKILL);
+        while !matches!(process.change(), Change::Ended(_)) {
+            changed.recv().await;
+        }
     }
 
     async fn wait_for_end(

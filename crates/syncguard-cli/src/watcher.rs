@@ -5,6 +5,7 @@
 use std::io::{BufRead, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -73,8 +74,8 @@ impl Watcher {
         let failed = |cause: std::io::Error| {
             Failure::new(FAILED, format!("cannot start the watcher of the command: {cause}"))
         };
-        let program = std::env::current_exe().map_err(failed)?;
-        let mut process = Command::new(program)
+        let mut process = Command::new(own_program().map_err(failed)?)
+            .arg0("syncguard")
             .arg("__watch")
             .arg(grace.as_millis().to_string())
             .env_remove(target::VARIABLE)
@@ -208,6 +209,12 @@ impl Watcher {
     pub(crate) fn dismiss(mut self) {
         self.order(DISMISS);
     }
+}
+
+/// The program that this process runs, even if another one has been installed since.
+fn own_program() -> std::io::Result<PathBuf> {
+    let running = PathBuf::from("/proc/self/exe");
+    if running.exists() { Ok(running) } else { std::env::current_exe() }
 }
 
 /// What the watcher does.

@@ -167,6 +167,10 @@ fn durations_that_contradict_each_other_are_refused() {
             "{options:?}"
         );
     }
+    // As long as can be written.
+    let huge = "580000000000years";
+    assert_eq!(store.code(&["run", "-q", "--key", "k", "--grace", huge, "--", "true"]), 2);
+    assert_eq!(store.code(&["run", "-q", "--key", "k", "--max-hold", huge, "--", "true"]), 0);
     // The grace follows the TTL.
     assert_eq!(store.code(&["run", "-q", "--key", "k", "--ttl", "300ms", "--", "true"]), 0);
 }

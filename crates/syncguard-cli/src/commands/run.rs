@@ -116,7 +116,7 @@ async fn obtain(
 fn grace(args: &Run) -> Result<Duration, Failure> {
     let ttl = args.waiting.ttl;
     let grace = args.grace.unwrap_or(ttl / 3);
-    if grace + ttl / 3 < ttl {
+    if grace.saturating_add(ttl / 3) < ttl {
         return Ok(grace);
     }
     let (grace, ttl) = (output::duration(grace), output::duration(ttl));

@@ -506,7 +506,6 @@ pub(crate) fn run() -> Outcome {
     let tree = home.join("tree");
     copy_the_tree(&tree)?;
     let programs = install_servers(&["postgres", "redis", "firestore"])?;
-    let programs = install_servers(&["redis", "postgres", "firestore"])?;
     let mut build = cargo(&["test", "--no-run", "--package", "syncguard", "--all-features"]);
     build.current_dir(&tree).env("CARGO_TARGET_DIR", home.join("build"));
     step("building", &mut build)?;

@@ -11,9 +11,13 @@ use std::time::{Duration, SystemTime};
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 use syncguard::Timestamp;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::args::{Format, Global};
 use crate::event::Event;
@@ -142,12 +146,19 @@ impl Output {
     /// Shows what the library logs: nothing, what is of interest, or everything.
     pub(crate) fn log(self) {
         let level = match self.verbosity {
+            // Locks in a file that cannot exclude anyone are worth a line to everyone.
+            0 if !self.is_quiet => LevelFilter::WARN,
             0 => return,
-            1 => tracing::Level::INFO,
-            _ => tracing::Level::DEBUG,
+            1 => LevelFilter::INFO,
+            _ => LevelFilter::DEBUG,
         };
-        let subscriber = tracing_subscriber::fmt().with_max_level(level).with_ansi(false);
-        subscriber.with_writer(std::io::sink).event_format(LogLine(self)).init();
+        let mut shown = Targets::new().with_target("syncguard::backends::sqlite", level);
+        if self.verbosity > 0 {
+            shown = shown.with_default(level);
+        }
+        let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(std::io::sink);
+        let lines = lines.event_format(LogLine(self)).with_filter(shown);
+        tracing_subscriber::registry().with(lines).init();
     }
 }
 

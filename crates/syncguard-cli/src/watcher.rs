@@ -6,7 +6,7 @@ use std::io::{BufRead, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,7 @@ const DELIVERY: Duration = Duration::from_millis(50);
 /// the group.
 #[derive(Debug)]
 pub(crate) struct Watcher {
+    process: Child,
     orders: Option<ChildStdin>,
     reports: pipe::Receiver,
     group: Pid,
@@ -61,16 +62,17 @@ pub(crate) enum Report {
 impl Watcher {
     /// Starts it, in a group of its own. Must be called inside a tokio runtime.
     pub(crate) fn start(grace: Duration) -> Result<Self, Failure> {
-        let (group, orders, reports) = Self::spawn(grace, Pid::from_raw(0))?;
+        let (process, orders, reports) = Self::spawn(grace, Pid::from_raw(0))?;
+        let group = Pid::from_raw(i32::try_from(process.id()).unwrap_or(i32::MAX));
         let (seen, sent) = (Vec::new(), Vec::new());
         let (is_ready, is_overdue) = (false, false);
-        Ok(Self { orders, reports, group, grace, is_ready, is_overdue, seen, sent })
+        Ok(Self { process, orders, reports, group, grace, is_ready, is_overdue, seen, sent })
     }
 
     fn spawn(
         grace: Duration,
         group: Pid,
-    ) -> Result<(Pid, Option<ChildStdin>, pipe::Receiver), Failure> {
+    ) -> Result<(Child, Option<ChildStdin>, pipe::Receiver), Failure> {
         let failed = |cause: std::io::Error| {
             Failure::new(FAILED, format!("cannot start the watcher of the command: {cause}"))
         };
@@ -88,9 +90,7 @@ impl Watcher {
         let orders = process.stdin.take();
         let reports = process.stdout.take().ok_or_else(|| failed(std::io::Error::other("no pipe")));
         let reports = pipe::Receiver::from_owned_fd(OwnedFd::from(reports?)).map_err(failed)?;
-        let pid =
-            i32::try_from(process.id()).map_err(|cause| failed(std::io::Error::other(cause)))?;
-        Ok((Pid::from_raw(pid), orders, reports))
+        Ok((process, orders, reports))
     }
 
     /// The group that it leads, once no signal to the group can end it.
@@ -106,7 +106,7 @@ impl Watcher {
     /// Starts another one in the place of one that has ended. As long as the command runs, its
     /// group exists, and can be joined.
     pub(crate) fn replace(&mut self) -> Result<(), Failure> {
-        (_, self.orders, self.reports) = Self::spawn(self.grace, self.group)?;
+        (self.process, self.orders, self.reports) = Self::spawn(self.grace, self.group)?;
         Ok(())
     }
 
@@ -204,10 +204,19 @@ impl Watcher {
         self.order(PAUSE);
     }
 
-    /// All is well: the group is left alone. The watcher ends by itself; who takes over the children
-    /// of this process reaps it.
-    pub(crate) fn dismiss(mut self) {
+    /// All is well: the group is left alone.
+    pub(crate) fn dismiss(&mut self) {
         self.order(DISMISS);
+        drop(self.orders.take());
+    }
+}
+
+/// Waits until the watcher has ended, and the group with it unless it was dismissed.
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        // It may have been reaped together with others.
+        drop(self.process.wait());
     }
 }
 

@@ -72,6 +72,20 @@ fn it_ends_by_the_signal_that_ended_the_command() {
 }
 
 #[test]
+fn a_signal_while_connecting_ends_at_once() {
+    let store = Store::sqlite();
+    // It answers nothing.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("redis://{}/0", listener.local_addr().expect("an address"));
+    let options = ["--url", &url, "--key", "k", "--wait", "1m"];
+    let mut child = store.background(&options, "echo x >$FOLDER/started");
+    let _connection = listener.accept().expect("it connects");
+    send("TERM", child.id());
+    assert_eq!(end_of(&mut child).signal(), Some(15));
+    assert!(!store.path("started").exists());
+}
+
+#[test]
 fn a_real_time_signal_has_a_code() {
     let store = Store::sqlite();
     let mut child = store.background(&["--key", "k"], "kill -34 $$");

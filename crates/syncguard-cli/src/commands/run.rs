@@ -44,6 +44,7 @@ pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
         not_obtained => {
             watcher.dismiss();
             drop(locker.shutdown_within(RELEASE_LIMIT).await);
+            drop(watcher);
             return match not_obtained {
                 Ok(Obtained::Interrupted(signal)) => Ok(signals::die_by(signal as i32)),
                 Ok(Obtained::Lock(_)) => unreachable!("BUG: matched above"),
@@ -63,12 +64,15 @@ pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
         on_lost: args.on_lost.as_deref(),
     };
     let outcome = supervision.run(&args.command, &key).await;
-    if outcome.is_err() {
-        // Something of ours failed: whatever runs is ended.
-        drop(watcher);
-    } else {
+    // If something of ours failed, the group is ended. Otherwise the watcher ends while the lock is
+    // released.
+    let watcher = if outcome.is_ok() {
         watcher.dismiss();
-    }
+        Some(watcher)
+    } else {
+        drop(watcher);
+        None
+    };
     if let Ok(Outcome::Lost(reason)) = outcome {
         // It is not ours to release. Nobody needs its id.
         let _lock_id = guard.leak();
@@ -78,6 +82,7 @@ pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
     let rest = rest.filter(|_| outcome.is_ok());
     let was_held = let_go(context, locker.backend(), *guard, rest).await;
     drop(locker.shutdown_within(RELEASE_LIMIT).await);
+    drop(watcher);
     if !was_held && outcome.is_ok() {
         let why = lost(LostReason::NotHeld);
         let message = format!("{why}; the command may have run without it");

@@ -2,14 +2,15 @@
 //! the command runs, and ends the group unless it is dismissed: when the first process is gone, and
 //! when the time that it last announced is over.
 
-use std::io::{BufRead, Write};
-use std::os::fd::OwnedFd;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd::{self, Pid};
 use tokio::net::unix::pipe;
@@ -235,15 +236,7 @@ pub(crate) fn watch(grace: Duration) -> u8 {
     #[cfg(target_os = "linux")]
     nix::sys::prctl::set_name(c"sg-watch").unwrap_or_default();
     let owner = unistd::getpgid(Some(unistd::getppid())).ok();
-    let (sender, orders) = mpsc::channel();
-    std::thread::spawn(move || {
-        let lines = std::io::stdin().lock().lines();
-        for line in lines.map_while(Result::ok) {
-            if sender.send(line).is_err() {
-                return;
-            }
-        }
-    });
+    report(READY);
     std::thread::spawn(move || {
         loop {
             if let Ok(signal) = all.wait()
@@ -253,33 +246,74 @@ pub(crate) fn watch(grace: Duration) -> u8 {
             }
         }
     });
-    report(READY);
+    let mut orders = Orders::default();
     // A little later than the first process, which does the same if it can.
     let patience = grace.mul_f32(0.9);
     let mut expires_at: Option<Instant> = None;
     loop {
-        let order = match expires_at {
-            Some(at) => {
-                let end_at = at.checked_sub(patience).unwrap_or(at);
-                orders.recv_timeout(end_at.saturating_duration_since(Instant::now()))
-            }
-            None => orders.recv().map_err(RecvTimeoutError::from),
-        };
-        match order.as_deref() {
+        let end_at = expires_at.map(|at| at.checked_sub(patience).unwrap_or(at));
+        match orders.next(end_at).as_deref() {
             Ok(DISMISS) => return 0,
             Ok(PAUSE) => expires_at = None,
             Ok(order) => {
                 let time = order.parse().map(Duration::from_millis);
                 expires_at = time.ok().map(|time| Instant::now() + time);
             }
-            Err(RecvTimeoutError::Timeout) => {
+            Err(NoOrder::InTime) => {
                 let left = expires_at.map(|at| at.saturating_duration_since(Instant::now()));
                 report(OVERDUE);
                 return end(owner, before_expiry(left.unwrap_or_default()));
             }
-            Err(RecvTimeoutError::Disconnected) => {
+            Err(NoOrder::EverAgain) => {
                 let left = expires_at.map(|at| at.saturating_duration_since(Instant::now()));
                 return end(owner, left.map_or(grace, |left| grace.min(before_expiry(left))));
+            }
+        }
+    }
+}
+
+/// The orders that come by standard input.
+#[derive(Default)]
+struct Orders {
+    /// What was read and is no whole line yet, or was not asked for.
+    rest: Vec<u8>,
+}
+
+/// Why there is no order.
+enum NoOrder {
+    InTime,
+    EverAgain,
+}
+
+impl Orders {
+    /// Waits for the next order, until this time.
+    fn next(&mut self, until: Option<Instant>) -> Result<String, NoOrder> {
+        let stdin = std::io::stdin();
+        loop {
+            if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                return Ok(String::from_utf8_lossy(&line).trim_end().to_owned());
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            // Whole milliseconds, so that it is not too early; a wait that is too long is repeated.
+            let limit = left.map_or(PollTimeout::NONE, |left| {
+                let left = left.saturating_add(Duration::from_millis(1));
+                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+            });
+            let mut ready = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut ready, limit) {
+                Ok(0) if left.is_some_and(|left| left.is_zero()) => return Err(NoOrder::InTime),
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => {
+                    let mut bytes = [0; 256];
+                    match unistd::read(&stdin, &mut bytes) {
+                        Ok(0) => return Err(NoOrder::EverAgain),
+                        Ok(count) => self.rest.extend_from_slice(&bytes[..count]),
+                        Err(Errno::EINTR) => {}
+                        Err(_) => return Err(NoOrder::EverAgain),
+                    }
+                }
+                Err(_) => return Err(NoOrder::EverAgain),
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What a locker, its waits and its guards share.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -15,11 +16,43 @@ use crate::common::error::{Error, Result};
 use crate::contract::callback_queue::SinkHandle;
 use crate::contract::event::EngineEvent;
 
-/// A locker's options, and the engine behind it.
+/// A locker's options, and the engine behind it. A cache line to itself, because its references are
+/// counted in front of it.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(super) struct Context<B> {
     pub(super) engine: Arc<Engine<B>>,
-    pub(super) options: LockOptions,
+    pub(super) options: Arc<LockOptions>,
+}
+
+/// The same context several times over. Every lock counts a reference to its context; threads that
+/// count in different places do not slow each other down.
+#[derive(Debug)]
+pub(super) struct Contexts<B>(Arc<[Arc<Context<B>>]>);
+
+impl<B> Contexts<B> {
+    const COUNT: usize = 8;
+
+    pub(super) fn new(engine: &Arc<Engine<B>>, options: LockOptions) -> Self {
+        let options = Arc::new(options);
+        let context = || Context { engine: Arc::clone(engine), options: Arc::clone(&options) };
+        Self((0..Self::COUNT).map(|_| Arc::new(context())).collect())
+    }
+
+    /// The one for the current thread.
+    pub(super) fn here(&self) -> &Arc<Context<B>> {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        thread_local! {
+            static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+        }
+        &self.0[THREAD.with(|thread| thread % Self::COUNT)]
+    }
+}
+
+impl<B> Clone for Contexts<B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
 }
 
 /// What lockers of all options on one backend share.

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::background::Background;
 use super::clock::{LocalClock, Ticker};
-use super::context::{Context, Engine};
+use super::context::{Context, Contexts, Engine};
 use super::guard::{Held, LockGuard};
 use super::lanes::Lanes;
 use super::options::LockOptions;
@@ -45,7 +45,7 @@ use crate::contract::request::ExtendRequest;
 /// }
 /// ```
 pub struct Locker<B: LockBackend> {
-    context: Arc<Context<B>>,
+    contexts: Contexts<B>,
 }
 
 impl<B: LockBackend> Locker<B> {
@@ -79,20 +79,19 @@ impl<B: LockBackend> Locker<B> {
     /// ```
     pub fn with_options(&self, options: LockOptions) -> Result<Self> {
         options.validate()?;
-        let engine = Arc::clone(&self.context.engine);
-        Ok(Self { context: Arc::new(Context { engine, options }) })
+        Ok(Self { contexts: Contexts::new(&self.context().engine, options) })
     }
 
     /// The options for the locks that this locker takes.
     #[must_use]
     pub fn options(&self) -> &LockOptions {
-        &self.context.options
+        &self.context().options
     }
 
     /// The backend.
     #[must_use]
     pub fn backend(&self) -> &B {
-        &self.context.engine.backend
+        &self.context().engine.backend
     }
 
     /// Takes the lock if it is free; one attempt, no queueing.
@@ -106,7 +105,7 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let key = self.ready_for(key)?;
-        Wait::new(&self.context, &key).once().await
+        Wait::new(self.context(), &key).once().await
     }
 
     /// Takes the lock, waiting for it up to the [timeout](LockOptions::timeout).
@@ -128,7 +127,7 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let key = self.ready_for(key)?;
-        Wait::new(&self.context, &key).until_acquired().await
+        Wait::new(self.context(), &key).until_acquired().await
     }
 
     /// Takes the lock, runs `work` under it, and releases it.
@@ -179,12 +178,12 @@ impl<B: LockBackend> Locker<B> {
     ///
     /// Dropped half-way, the lock may have been extended and stays with its id.
     pub async fn adopt(&self, lock_id: LockId) -> Result<Option<LockGuard<B>>> {
-        self.context.engine.check_runtime()?;
+        self.context().engine.check_runtime()?;
         self.check_not_shut_down()?;
-        let sent = self.context.engine.ticker.now();
-        let backend = &self.context.engine.backend;
+        let sent = self.context().engine.ticker.now();
+        let backend = &self.context().engine.backend;
         let with_id = |error: Error| error.with_lock_id(lock_id);
-        let request = ExtendRequest::new(lock_id, self.context.options.ttl);
+        let request = ExtendRequest::new(lock_id, self.context().options.ttl);
         let extension = match backend.extend(&request).await.map_err(with_id)? {
             Extend::Extended(extension) => extension,
             Extend::NotHeld(_) => return Ok(None),
@@ -198,10 +197,10 @@ impl<B: LockBackend> Locker<B> {
             expires_at: extension.expires_at(),
             receipt: extension.receipt().cloned(),
             sent,
-            ttl: self.context.options.ttl,
+            ttl: self.context().options.ttl,
             unsettled: None,
         };
-        Ok(Some(LockGuard::new(Arc::clone(&self.context), stored.key, grant, None)))
+        Ok(Some(LockGuard::new(Arc::clone(self.context()), stored.key, grant, None)))
     }
 
     /// Takes no new locks, ends all waits with [`ErrorCode::Aborted`], and waits until all releases
@@ -224,7 +223,7 @@ impl<B: LockBackend> Locker<B> {
     ///
     /// Dropped half-way, the releases go on; call it again to wait for them.
     pub async fn shutdown_within(&self, limit: Duration) -> Result<()> {
-        let engine = &self.context.engine;
+        let engine = &self.context().engine;
         engine.check_runtime()?;
         engine.shut_down.cancel();
         let finish = async {
@@ -255,12 +254,16 @@ impl<B: LockBackend> Locker<B> {
     /// guards are inert.
     #[expect(clippy::must_use_candidate, reason = "it is called for its effect")]
     pub fn release_all(&self) -> usize {
-        let holders = self.context.engine.lanes.holders();
+        let holders = self.context().engine.lanes.holders();
         let count = holders.len();
         for holder in holders {
             holder.release_now();
         }
         count
+    }
+
+    fn context(&self) -> &Arc<Context<B>> {
+        self.contexts.here()
     }
 
     fn ready_for<K>(&self, key: K) -> Result<Key>
@@ -269,13 +272,13 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let key = key.try_into()?;
-        self.context.engine.check_for_a_runtime()?;
+        self.context().engine.check_for_a_runtime()?;
         self.check_not_shut_down()?;
         Ok(key)
     }
 
     fn check_not_shut_down(&self) -> Result<()> {
-        if self.context.engine.shut_down.is_cancelled() {
+        if self.context().engine.shut_down.is_cancelled() {
             return Err(Error::shut_down());
         }
         Ok(())
@@ -284,17 +287,17 @@ impl<B: LockBackend> Locker<B> {
 
 impl<B: LockBackend> Clone for Locker<B> {
     fn clone(&self) -> Self {
-        Self { context: Arc::clone(&self.context) }
+        Self { contexts: self.contexts.clone() }
     }
 }
 
 impl<B: LockBackend> fmt::Debug for Locker<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locker")
-            .field("backend", &self.context.engine.backend)
-            .field("options", &self.context.options)
-            .field("lanes", &self.context.engine.lanes)
-            .field("background_jobs", &self.context.engine.background.jobs())
+            .field("backend", &self.context().engine.backend)
+            .field("options", &self.context().options)
+            .field("lanes", &self.context().engine.lanes)
+            .field("background_jobs", &self.context().engine.background.jobs())
             .finish()
     }
 }
@@ -373,8 +376,6 @@ impl<B: LockBackend> LockerBuilder<B> {
             observer: self.observer.map(SinkHandle::new),
             shut_down: CancellationToken::new(),
         };
-        Ok(Locker {
-            context: Arc::new(Context { engine: Arc::new(engine), options: self.options }),
-        })
+        Ok(Locker { contexts: Contexts::new(&Arc::new(engine), self.options) })
     }
 }

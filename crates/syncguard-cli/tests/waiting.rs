@@ -59,7 +59,7 @@ fn a_store_that_is_not_there_yet_is_waited_for() {
     let fast = store.run(&["run", "-k", "k", "--wait", "1m", "--fail-fast", "--", "true"]);
     assert_eq!(fast.status.code(), Some(125));
     assert!(started.elapsed() < Duration::from_secs(20));
-    // A store that never comes is no lock that is held.
+    // A store that never comes is not a conflict.
     let never = store.run(&["run", "-k", "k", "--wait", "1s", "--", "true"]);
     assert_eq!(never.status.code(), Some(125), "{}", stderr(&never));
     assert!(stderr(&never).contains("127.0.0.1:"), "{}", stderr(&never));

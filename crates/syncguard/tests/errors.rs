@@ -1,4 +1,4 @@
-//! What an error tells whoever handles it: backend, operation, key and lock id.
+//! What an error tells its handler: backend, operation, key and lock id.
 
 mod support;
 

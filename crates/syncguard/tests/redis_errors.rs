@@ -146,10 +146,10 @@ async fn trouble_without_a_code_has_its_row_too() {
     let error = backend.acquire(&request("k")).await.expect_err("no answer");
     assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
     assert!(error.may_have_taken_effect());
-    // An answer that makes no sense.
+    // An unexpected response.
     for answer in ["+OK\r\n", ":7\r\n", "*1\r\n:7\r\n", "*3\r\n:1\r\n$1\r\n7\r\n:1\r\n", "_\r\n"] {
         fake.answer("EVALSHA", answer);
-        let error = backend.acquire(&request("k")).await.expect_err("nonsense");
+        let error = backend.acquire(&request("k")).await.expect_err("an unexpected response");
         assert_eq!(error.code(), ErrorCode::Internal, "{answer:?}: {error:?}");
         assert!(error.may_have_taken_effect(), "{answer:?}");
         assert_eq!((error.backend(), error.operation()), (Some("redis"), Some("acquire")));

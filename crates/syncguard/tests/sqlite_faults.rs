@@ -388,7 +388,7 @@ async fn capabilities_and_errors_say_what_they_are_about() {
     let error = backend.release(&release).await.expect_err("busy");
     assert_eq!(check(error, "release", None, Some(lock_id)), ErrorCode::NetworkTimeout);
     writer.execute_batch("COMMIT").expect("works");
-    // Readers, of a row that is no lock.
+    // Readers, of a row that is not a lock.
     writer
         .execute(
             "INSERT INTO syncguard_locks VALUES ('k', ?1, -1, 1, ?2)",

@@ -41,7 +41,7 @@ impl<B: LockBackend> LockHandle<B> {
         self.handle.key()
     }
 
-    /// The id that holds the lock. A secret: whoever has it can release.
+    /// The id that holds the lock. A secret: it lets its bearer release the lock.
     #[must_use]
     pub fn lock_id(&self) -> LockId {
         self.handle.lock_id()

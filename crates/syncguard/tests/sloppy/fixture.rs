@@ -106,7 +106,7 @@ impl Fixture for SloppyFixture {
     }
 
     async fn corrupt(&self, key: &Key) -> bool {
-        self.store.lock().expect("no panic inside").nonsense.insert(key.clone())
+        self.store.lock().expect("no panic inside").malformed.insert(key.clone())
     }
 
     fn clock_margin(&self) -> Duration {

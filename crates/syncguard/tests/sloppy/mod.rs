@@ -127,8 +127,8 @@ struct Store {
     locks: HashMap<Key, RawRecord>,
     index: HashMap<LockId, Key>,
     counters: HashMap<Key, u64>,
-    /// Keys whose record makes no sense.
-    nonsense: HashSet<Key>,
+    /// Keys whose record is malformed.
+    malformed: HashSet<Key>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -211,17 +211,17 @@ impl Sloppy {
         }
     }
 
-    /// Refuses a record that makes no sense.
+    /// Refuses a malformed record.
     fn check(&self, store: &mut Store, key: Option<&Key>) -> Result<()> {
-        let Some(key) = key.filter(|key| store.nonsense.contains(*key)) else { return Ok(()) };
+        let Some(key) = key.filter(|key| store.malformed.contains(*key)) else { return Ok(()) };
         if self.has(Bug::NonsenseIsOverwritten) {
-            store.nonsense.remove(key);
+            store.malformed.remove(key);
             return Ok(());
         }
-        Err(Error::new(ErrorCode::Internal, "the record makes no sense").without_effect())
+        Err(Error::new(ErrorCode::Internal, "the record is malformed").without_effect())
     }
 
-    /// Waits a moment, and jams for ever when it is dropped meanwhile.
+    /// Waits a moment, and jams for good when it is dropped meanwhile.
     async fn jam_when_dropped(&self) -> Result<()> {
         if self.under_way.fetch_add(1, Ordering::SeqCst) > 0 {
             return Err(Error::new(ErrorCode::Internal, "a call before this one has not ended"));

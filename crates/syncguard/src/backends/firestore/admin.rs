@@ -13,7 +13,7 @@ impl Inspector for FirestoreBackend {
             let listed = self.shared.requests.list(after).await;
             let (documents, next) = listed.map_err(|error| named(error, "list"))?;
             let now = self.shared.requests.now();
-            // A document that makes no sense is no lock; the operations on its key say so.
+            // A malformed document is not listed; the operations on its key say so.
             let records = documents.into_iter().filter_map(|document| Record::read(document).ok());
             let locks = records.map(|record| record.lock);
             let live = locks.filter(|lock| is_live(lock.expires_at, now)).collect();

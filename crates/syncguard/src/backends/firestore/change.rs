@@ -197,7 +197,7 @@ impl FirestoreBackend {
         if let Some(key) = &hint.key {
             let [lock, _] = self.shared.names.documents(key)?;
             let [found] = self.shared.requests.read([&lock]).await?;
-            // What makes no sense there is not ours, unless the id says so.
+            // A malformed document there is not ours, unless the id says so.
             let found = found.and_then(|found| Record::read(found).ok());
             let is_ours = |record: &Record| {
                 let is_live = is_live(record.lock.expires_at, self.shared.requests.now());

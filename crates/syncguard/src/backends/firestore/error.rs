@@ -46,7 +46,7 @@ pub(super) fn map(status: &Status) -> Error {
         Code::InvalidArgument | Code::OutOfRange => {
             (InvalidArgument, "firestore refuses this input")
         }
-        _ => (Internal, "firestore answered an error that makes no sense here"),
+        _ => (Internal, "Firestore sent an unexpected error"),
     };
     Error::new(code, message).with_source(Cause(format!("gRPC {:?}", status.code())))
 }
@@ -103,9 +103,9 @@ pub(super) fn clock_is_off(ahead_ms: i64, uncertainty_ms: i64) -> Error {
     .without_effect()
 }
 
-/// An answer that makes no sense.
-pub(super) fn nonsense() -> Error {
-    Error::new(ErrorCode::Internal, "firestore answered something that makes no sense")
+/// An answer that the protocol does not have.
+pub(super) fn unexpected_response() -> Error {
+    Error::new(ErrorCode::Internal, "Firestore sent an unexpected response")
 }
 
 #[cfg(test)]
@@ -175,7 +175,7 @@ mod tests {
             (no_credentials(), ErrorCode::AuthFailed, false),
             (credentials_unavailable(), ErrorCode::ServiceUnavailable, false),
             (clock_is_off(-700, 3), ErrorCode::ServiceUnavailable, false),
-            (nonsense(), ErrorCode::Internal, true),
+            (unexpected_response(), ErrorCode::Internal, true),
         ];
         for (error, code, is_doubtful) in table {
             assert_eq!(

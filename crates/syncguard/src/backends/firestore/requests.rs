@@ -195,7 +195,8 @@ impl Requests {
                     Some(Found::Found(document)) => {
                         // One that was not asked for must not be taken for one that is missing.
                         let place = names.iter().position(|name| *name == document.name);
-                        let place = place.ok_or_else(|| Failure::Ours(error::nonsense()))?;
+                        let place =
+                            place.ok_or_else(|| Failure::Ours(error::unexpected_response()))?;
                         documents[place] = Some(document);
                         answered += 1;
                     }
@@ -207,7 +208,7 @@ impl Requests {
         };
         self.within(number, reading).await.map_err(Error::without_effect)?;
         if answered < N {
-            return Err(error::nonsense().without_effect());
+            return Err(error::unexpected_response().without_effect());
         }
         Ok(documents)
     }
@@ -387,7 +388,7 @@ impl Requests {
                 self.has_credentials.store(true, Ordering::Relaxed);
                 return Ok(data);
             }
-            Ok(CacheableResource::NotModified) => error::nonsense().without_effect(),
+            Ok(CacheableResource::NotModified) => error::unexpected_response().without_effect(),
             // Its words may hold what it read. What has worked will work again.
             Err(cause) if cause.is_transient() && self.has_credentials.load(Ordering::Relaxed) => {
                 error::credentials_unavailable()

@@ -218,7 +218,7 @@ impl Multiplexed {
         arguments: &[Argument<'_>],
     ) -> Result<Value> {
         let answer = self.drive(operation, script, keys, arguments, false).await?;
-        answer.ok_or_else(|| error::nonsense(operation))
+        answer.ok_or_else(|| error::unexpected_response(operation))
     }
 
     /// Runs a script at whichever server is in charge. Keys that are at two nodes are waited for, or

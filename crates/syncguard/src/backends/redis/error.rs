@@ -93,7 +93,7 @@ fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
             ),
             _ if error.is_timeout() => (NetworkTimeout, "redis did not answer in time", true),
             ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
-                (Internal, "redis answered something that makes no sense", true)
+                (Internal, "Redis sent an unexpected response", true)
             }
             _ => (ServiceUnavailable, "the connection to redis was lost", true),
         },
@@ -121,8 +121,8 @@ pub(super) fn timeout(operation: &'static str) -> Error {
 }
 
 /// An answer that no script of ours gives.
-pub(super) fn nonsense(operation: &'static str) -> Error {
-    Error::new(ErrorCode::Internal, "redis answered something that makes no sense")
+pub(super) fn unexpected_response(operation: &'static str) -> Error {
+    Error::new(ErrorCode::Internal, "Redis sent an unexpected response")
         .with_operation("redis", operation)
 }
 

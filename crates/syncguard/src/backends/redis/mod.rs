@@ -170,7 +170,7 @@ impl RedisBackend {
             Value::Nil => Ok(None),
             entry => match text(&entry) {
                 Some(lock_key) => Ok(Some(lock_key.to_owned())),
-                None => Err(error::nonsense(operation)),
+                None => Err(error::unexpected_response(operation)),
             },
         }
     }
@@ -315,7 +315,7 @@ impl LockBackend for RedisBackend {
             _ => None,
         };
         outcome
-            .unwrap_or_else(|| Err(error::nonsense(OPERATION)))
+            .unwrap_or_else(|| Err(error::unexpected_response(OPERATION)))
             .map_err(|error| error.with_key(key).with_operation("redis", OPERATION))
     }
 
@@ -348,7 +348,7 @@ impl LockBackend for RedisBackend {
             Value::Int(0) => Ok(Release::NotHeld(Absence::NotFound)),
             Value::Int(2) => Ok(Release::NotHeld(Absence::Expired)),
             Value::Int(-1) => Err(error::foreign(OPERATION).with_lock_id(lock_id)),
-            _ => Err(error::nonsense(OPERATION).with_lock_id(lock_id)),
+            _ => Err(error::unexpected_response(OPERATION).with_lock_id(lock_id)),
         }
     }
 
@@ -389,7 +389,7 @@ impl LockBackend for RedisBackend {
             _ => None,
         };
         outcome
-            .unwrap_or_else(|| Err(error::nonsense(OPERATION)))
+            .unwrap_or_else(|| Err(error::unexpected_response(OPERATION)))
             .map_err(|error| error.with_lock_id(lock_id))
     }
 
@@ -403,7 +403,8 @@ impl LockBackend for RedisBackend {
             Some((0, [])) => Ok(false),
             Some((live @ (0 | 1), [expired, lock_id])) => {
                 let holder = text(lock_id).and_then(|id| LockId::parse(id).ok());
-                let expired_ms = number(expired).ok_or_else(|| error::nonsense(OPERATION))?;
+                let expired_ms =
+                    number(expired).ok_or_else(|| error::unexpected_response(OPERATION))?;
                 // Only the difference counts.
                 let (expires_at, now) =
                     (Timestamp::from_millis(0), Timestamp::from_millis(expired_ms));
@@ -415,7 +416,7 @@ impl LockBackend for RedisBackend {
                 Ok(live == 1)
             }
             Some((-1, [])) => Err(error::foreign(OPERATION).with_key(key)),
-            _ => Err(error::nonsense(OPERATION).with_key(key)),
+            _ => Err(error::unexpected_response(OPERATION).with_key(key)),
         }
     }
 
@@ -464,7 +465,7 @@ impl RedisBackend {
             Value::Nil => Ok(None),
             Value::BulkString(json) => record::parse(&json, OPERATION).map(Some),
             Value::Int(-1) => Err(error::foreign(OPERATION)),
-            _ => Err(error::nonsense(OPERATION)),
+            _ => Err(error::unexpected_response(OPERATION)),
         }
     }
 }
@@ -480,9 +481,12 @@ impl Inspector for RedisBackend {
             // A name like ours, so that a Cluster knows where to look.
             let name = format!("{}:", self.shared.names.space.prefix());
             let answer = connection.inspect(OPERATION, script, &[&name], &arguments).await?;
-            let Value::Array(items) = &answer else { return Err(error::nonsense(OPERATION)) };
-            let (next, records) = items.split_first().ok_or_else(|| error::nonsense(OPERATION))?;
-            let next = text(next).ok_or_else(|| error::nonsense(OPERATION))?;
+            let Value::Array(items) = &answer else {
+                return Err(error::unexpected_response(OPERATION));
+            };
+            let (next, records) =
+                items.split_first().ok_or_else(|| error::unexpected_response(OPERATION))?;
+            let next = text(next).ok_or_else(|| error::unexpected_response(OPERATION))?;
             // A record that makes no sense is no lock; the operations on its key say so.
             let parse = |item: &Value| match item {
                 Value::BulkString(json) => record::parse(json, OPERATION).ok(),

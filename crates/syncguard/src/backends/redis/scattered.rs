@@ -93,7 +93,7 @@ impl RedisBackend {
         let largest = [Number(Fence::MAX.get())];
         let drawn = connection.run(OPERATION, &scripts.draw, &[fence_key], &largest).await?;
         let Some((1, [fence])) = list(&drawn) else { return Ok(drawn) };
-        let fence = text(fence).ok_or_else(|| error::nonsense(OPERATION))?;
+        let fence = text(fence).ok_or_else(|| error::unexpected_response(OPERATION))?;
         let lock_id = request.lock_id();
         let arguments = [Text(lock_id.expose()), Number(TIME_TOLERANCE_MS), Text(fence)];
         connection.run(OPERATION, &scripts.seal, &[lock_key], &arguments).await

@@ -5,14 +5,17 @@ use std::fs;
 use crate::shell::{Outcome, cargo, root, step};
 use crate::tools;
 
-/// What has a benchmark, by the name of its file: the backends, and the command.
+/// The benchmarks, by file name: the backends, and the command (`cli`).
 const BACKENDS: [&str; 6] = ["cli", "firestore", "memory", "postgres", "redis", "sqlite"];
 
-/// Runs the benchmarks and collects their figures.
+/// Runs the benchmarks and collects their results.
 pub(crate) fn run(backends: &[String]) -> Outcome {
     let known = |backend: &String| BACKENDS.contains(&backend.as_str());
     if let Some(unknown) = backends.iter().find(|backend| !known(backend)) {
-        return Err(format!("there is no benchmark {unknown}; there are: {}", BACKENDS.join(", ")));
+        return Err(format!(
+            "unknown benchmark {unknown}; expected one of: {}",
+            BACKENDS.join(", ")
+        ));
     }
     let directory = root().join("target/bench");
     fs::create_dir_all(&directory).map_err(|cause| format!("{}: {cause}", directory.display()))?;
@@ -41,6 +44,6 @@ pub(crate) fn run(backends: &[String]) -> Outcome {
     let all = directory.join("results.json");
     fs::write(&all, format!("{{\n{}\n}}\n", results.join(",\n")))
         .map_err(|cause| format!("{}: {cause}", all.display()))?;
-    println!("\nfigures: {}", all.display());
+    println!("\nresults: {}", all.display());
     if missed.is_empty() { Ok(()) } else { Err(missed.join("; ")) }
 }

@@ -4,6 +4,7 @@ mod bench;
 mod mutants;
 mod shell;
 mod test;
+mod text;
 mod tools;
 
 use std::process::ExitCode;
@@ -13,10 +14,10 @@ use shell::Outcome;
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  test [BACKEND…]    check and test everything, or the tests of the named backends alone
-  bench [BACKEND…]   run the benchmarks; figures go to target/bench/results.json
-  soak               run what takes longer than CI may
-  mutants            plant bugs in the engine, one after the other; the tests must catch each
+  test [BACKEND…]    run all checks and tests, or only the tests of the named backends
+  bench [BACKEND…]   run the benchmarks, and write results to target/bench/results.json
+  soak               run the long tests that are too slow for CI
+  mutants            plant one bug at a time, and check that the tests catch it
 
 backends: firestore, memory, postgres, redis, sqlite
 ";
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
             print!("{USAGE}");
             Ok(())
         }
-        unknown => Err(format!("there is no command {unknown}\n\n{USAGE}")),
+        unknown => Err(format!("unknown command {unknown}\n\n{USAGE}")),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,5 +1,5 @@
-//! `cargo xtask mutants`: bugs planted in the library's source, one after the other, in a copy of
-//! the tree. A bug that no test catches is a hole in the tests.
+//! `cargo xtask mutants`: plants one bug at a time in a copy of the source tree. A bug that no test
+//! catches is a gap in the tests.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 use crate::shell::{Outcome, cargo, root, step};
 use crate::test::{REQUIRE_SERVERS, install_servers};
 
-/// A deliberate bug: in this file of the library, or of the command with `cli/` before it, this text
-/// becomes that, and a test file that must fail.
+/// A deliberate bug: a file of the library (or of the command, with the prefix `cli/`), the text to
+/// replace, its replacement, and the test file that must fail.
 struct Mutant {
     name: &'static str,
     file: &'static str,
@@ -35,9 +35,9 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "memory",
     },
     Mutant {
-        name: "an extend revives the dead",
+        name: "an extend revives an expired lock",
         file: "backends/memory/mod.rs",
-        original: "return Extend::NotHeld(Absence::Expired);",
+        original: "return ExtendOutcome::NotHeld(NotHeldReason::Expired);",
         mutated: "",
         caught_by: "memory",
     },
@@ -56,7 +56,7 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "memory",
     },
     Mutant {
-        name: "an extend is sent after the guard let go",
+        name: "an extend is sent after the guard released the lock",
         file: "lock/lease_state.rs",
         original: "if self.end().is_some() {\n            return BeginExtend::Over(None);",
         mutated: "if false {\n            return BeginExtend::Over(None);",
@@ -70,7 +70,7 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "renewal",
     },
     Mutant {
-        name: "validity counts from the answer",
+        name: "validity counts from the response",
         file: "lock/attempt.rs",
         original: "sent: acquisition.first_sent(),",
         mutated: "sent: self.context.engine.ticker.now(),",
@@ -84,9 +84,9 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "memory",
     },
     Mutant {
-        name: "a request in doubt is forgotten",
+        name: "a request of unknown outcome is forgotten",
         file: "lock/attempt.rs",
-        original: "undo_later(self.context, acquisition, None);",
+        original: "undo_later(self.call.context, *acquisition, None);",
         mutated: "drop(acquisition);",
         caught_by: "waiting",
     },
@@ -100,7 +100,7 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a dropped guard releases nothing",
         file: "lock/guard.rs",
-        original: "self.lease().abandon();",
+        original: "self.0.abandon();",
         mutated: "",
         caught_by: "guards",
     },
@@ -112,14 +112,14 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "renewal",
     },
     Mutant {
-        name: "others are never let first",
-        file: "lock/lanes.rs",
+        name: "fairness never lets other processes go first",
+        file: "lock/wait_queue.rs",
         original: "if self.in_a_row <= self.allowed {",
         mutated: "if true {",
         caught_by: "waiting",
     },
     Mutant {
-        name: "a lock that came too late is taken",
+        name: "a lock acquired after the timeout is returned",
         file: "lock/wait.rs",
         original: "if self.is_late() { Err(self.timed_out()) } else { Ok(found) }",
         mutated: "Ok(found)",
@@ -128,61 +128,61 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "an error shows the key",
         file: "common/key.rs",
-        original: "write!(f, \"Key({})\", self.hash())",
+        original: "write!(f, \"Key({})\", self.hash_id())",
         mutated: "write!(f, \"Key({})\", self.0)",
         caught_by: "canary",
     },
     Mutant {
-        name: "postgres: an old snapshot counts",
-        file: "backends/postgres/sql/take.sql",
+        name: "postgres: an old snapshot is trusted",
+        file: "backends/postgres/sql/acquire.sql",
         original: "WHERE f.fence = (SELECT fence FROM {fences} WHERE fence_key = $6)",
         mutated: "WHERE true",
         caught_by: "postgres_faults",
     },
     Mutant {
-        name: "postgres: the turn is not tried",
-        file: "backends/postgres/sql/take.sql",
+        name: "postgres: the key's advisory lock is not tried",
+        file: "backends/postgres/sql/acquire.sql",
         original: "ELSE pg_try_advisory_xact_lock(hashtext($1)) END",
         mutated: "ELSE true END",
         caught_by: "postgres_faults",
     },
     Mutant {
-        name: "firestore: writes demand nothing",
+        name: "firestore: writes have no preconditions",
         file: "backends/firestore/requests.rs",
         original: "current_document: Some(api::Precondition { condition_type: Some(condition) }),",
         mutated: "current_document: { drop(condition); None },",
         caught_by: "firestore_wire",
     },
     Mutant {
-        name: "firestore: any receipt opens any lock",
+        name: "firestore: the owner of a lock is not checked",
         file: "backends/firestore/change.rs",
         original: "held.lock_id == lock_id && self",
         mutated: "self",
         caught_by: "firestore_faults",
     },
     Mutant {
-        name: "firestore: a clock that is off cleans up",
+        name: "firestore: cleanup ignores a wrong clock",
         file: "backends/firestore/mod.rs",
         original: "if requests.approve_clock().await.is_ok() {",
         mutated: "if true {",
         caught_by: "firestore_clocks",
     },
     Mutant {
-        name: "firestore: a release wakes nobody",
-        file: "backends/firestore/wake.rs",
-        original: "Some(News::DocumentDelete(gone)) => self.wake(&gone.document),",
-        mutated: "Some(News::DocumentDelete(_)) => {}",
+        name: "firestore: a release wakes no waiter",
+        file: "backends/firestore/listener.rs",
+        original: "Some(ResponseType::DocumentDelete(gone)) => self.wake(&gone.document),",
+        mutated: "Some(ResponseType::DocumentDelete(_)) => {}",
         caught_by: "firestore_faults",
     },
     Mutant {
-        name: "firestore: a lost answer is not looked for",
+        name: "firestore: a lost response is not looked up",
         file: "backends/firestore/mod.rs",
         original: "return self.look_again(request, &lock).await.ok_or(error);",
         mutated: "return Err(error);",
         caught_by: "firestore_faults",
     },
     Mutant {
-        name: "letting go does not end the lease for others",
+        name: "a release does not end the lease",
         file: "lock/lease_state.rs",
         original: "self.lost.or(self.let_go_at.map(|_at| LostReason::Released))",
         mutated: "self.lost",
@@ -198,8 +198,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "the undo of a replay ends with its first release",
         file: "lock/acquisition.rs",
-        original: "} else if answer == Release::Released && !self.is_granted {",
-        mutated: "} else if answer == Release::Released {",
+        original: "} else if answer == ReleaseOutcome::Released && !self.is_granted {",
+        mutated: "} else if answer == ReleaseOutcome::Released {",
         caught_by: "waiting",
     },
     Mutant {
@@ -210,7 +210,7 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "renewal",
     },
     Mutant {
-        name: "a renewal waits until the end for its answer",
+        name: "a renewal waits for its response until the lock expires",
         file: "lock/lease_state.rs",
         original: "let limit = (left / 2).max(SHORTEST).min(left);",
         mutated: "let limit = left;",
@@ -231,7 +231,7 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "postgres_connections",
     },
     Mutant {
-        name: "postgres: connections get as old as they like",
+        name: "postgres: connections have no maximum age",
         file: "backends/postgres/pool.rs",
         original: "Instant::now() >= self.ends_at",
         mutated: "Instant::now() >= self.ends_at + A_LONG_TIME",
@@ -253,50 +253,50 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: every awaited key is marked",
-        file: "backends/postgres/wake.rs",
+        file: "backends/postgres/listener.rs",
         original: "const MOST_MARKED_KEYS: usize = 64;",
         mutated: "const MOST_MARKED_KEYS: usize = usize::MAX;",
         caught_by: "postgres_wake",
     },
     Mutant {
-        name: "postgres: keys without a marker are not woken",
+        name: "postgres: waiters without a marker are not notified",
         file: "backends/postgres/sql/release.sql",
         original: "WHEN pg_try_advisory_lock($4, 0) THEN NOT pg_advisory_unlock($4, 0)",
         mutated: "WHEN $4 = $4 THEN false",
         caught_by: "postgres_wake",
     },
     Mutant {
-        name: "postgres: a notification is only begun",
+        name: "postgres: a notification is not sent immediately",
         file: "backends/postgres/mod.rs",
         original: "if notifying.as_mut().poll(&mut context).is_pending() {",
         mutated: "if context.waker().will_wake(TaskWaker::noop()) || notifying.as_mut().poll(&mut context).is_pending() {",
         caught_by: "postgres_wake",
     },
     Mutant {
-        name: "postgres: nobody waits for notifications",
+        name: "postgres: quiesce does not wait for notifications",
         file: "backends/postgres/mod.rs",
         original: "self.shared.background.wait().await;",
         mutated: "",
         caught_by: "postgres_wake",
     },
     Mutant {
-        name: "postgres: the expiry is by our clock",
-        file: "backends/postgres/mod.rs",
-        original: "return Ok(Some(Acquire::Acquired(Lease::new(granted, millis(column(row, 1)?)?))));",
+        name: "postgres: the expiry is computed with the local clock",
+        file: "backends/postgres/record.rs",
+        original: "return Ok(Some(AcquireOutcome::Acquired(Lease::new(granted, millis(column(row, 1)?)?))));",
         mutated: "let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_millis() as i64); \
                   let expires_at = millis(now + integer(request.ttl().as_millis()))?; \
-                  return Ok(Some(Acquire::Acquired(Lease::new(granted, expires_at))));",
+                  return Ok(Some(AcquireOutcome::Acquired(Lease::new(granted, expires_at))));",
         caught_by: "postgres_wire",
     },
     Mutant {
-        name: "postgres: a dead lock is one that never was",
+        name: "postgres: an expired lock is reported as not found",
         file: "backends/postgres/mod.rs",
-        original: "if column(row, 3)? { Absence::NotFound } else { Absence::Expired };",
-        mutated: "Absence::NotFound;",
+        original: "if column(row, 3)? { NotHeldReason::NotFound } else { NotHeldReason::Expired };",
+        mutated: "NotHeldReason::NotFound;",
         caught_by: "postgres_wire",
     },
     Mutant {
-        name: "sqlite: the file is known by its path alone",
+        name: "sqlite: a moved file is not noticed",
         file: "backends/sqlite/file.rs",
         original: "!has_moved(&self.db) && identity",
         mutated: "identity",
@@ -304,14 +304,14 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "sqlite: a deleted wake file is not noticed",
-        file: "backends/sqlite/wake.rs",
+        file: "backends/sqlite/listener.rs",
         original: ".union(WatchFlags::ATTRIB)",
         mutated: "",
         caught_by: "sqlite_faults",
     },
     Mutant {
-        name: "sqlite: links in place of the wake file",
-        file: "backends/sqlite/wake.rs",
+        name: "sqlite: the wake file may be a symbolic link",
+        file: "backends/sqlite/listener.rs",
         original: "options.custom_flags(",
         mutated: "drop(",
         caught_by: "sqlite_faults",
@@ -331,42 +331,42 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "firestore_clocks",
     },
     Mutant {
-        name: "firestore: the last conflict leaves no doubt",
+        name: "firestore: a failed read after the last conflict is ignored",
         file: "backends/firestore/mod.rs",
         original: "let [found] = requests.read([&lock]).await?;\n        let found = found.map(Record::read)",
         mutated: "let [found] = requests.read([&lock]).await.unwrap_or_default();\n        let found = found.map(Record::read)",
         caught_by: "firestore_faults",
     },
     Mutant {
-        name: "firestore: a dead path is kept",
+        name: "firestore: a dead channel is kept",
         file: "backends/firestore/requests.rs",
         original: "self.replace_channel(number);",
         mutated: "",
         caught_by: "firestore_paths",
     },
     Mutant {
-        name: "firestore: any message resets the back-off",
-        file: "backends/firestore/wake.rs",
+        name: "firestore: any message resets the backoff",
+        file: "backends/firestore/listener.rs",
         original: "stream.opened_at.elapsed() >= STABLE",
         mutated: "stream.opened_at.elapsed() < STABLE",
         caught_by: "firestore_paths",
     },
     Mutant {
-        name: "firestore: a query's answer is trusted",
+        name: "firestore: the result of a query is not checked",
         file: "backends/firestore/mod.rs",
         original: ".filter(|record| record.lock.lock_id == lock_id)",
         mutated: "",
         caught_by: "firestore_answers",
     },
     Mutant {
-        name: "firestore: duplicates are not told of",
+        name: "firestore: duplicates are not reported",
         file: "backends/firestore/mod.rs",
         original: "if records.len() > 1 {",
         mutated: "if records.len() > 1 && false {",
         caught_by: "firestore_answers",
     },
     Mutant {
-        name: "a failed undo leaves no doubt",
+        name: "a failed undo counts as without effect",
         file: "backends/redis/mod.rs",
         original: "Err(_undo_failed) => error.after_effect(),",
         mutated: "Err(_undo_failed) => error.without_effect(),",
@@ -380,7 +380,7 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "redis_replicas",
     },
     Mutant {
-        name: "a Redis prefix stays as it was typed",
+        name: "a Redis prefix is not normalized",
         file: "backends/redis/config.rs",
         original: "self.prefix = prefix.into().nfc().collect();",
         mutated: "self.prefix = prefix.into();",
@@ -415,28 +415,28 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "redis_topologies",
     },
     Mutant {
-        name: "a renewal waits as long as the backend would",
+        name: "a renewal ignores its time limit",
         file: "contract/request.rs",
         original: "Some(limit) => tokio::time::timeout(limit, attempt).await.ok(),",
         mutated: "Some(_limit) => Some(attempt.await),",
         caught_by: "redis_faults",
     },
     Mutant {
-        name: "a wait that ends without an answer looks like a lock that is held",
+        name: "a timeout hides the store error",
         file: "lock/wait.rs",
         original: "Some(trouble) => error.with_source(trouble),",
         mutated: "Some(_trouble) => error,",
         caught_by: "waiting",
     },
     Mutant {
-        name: "run: a watcher left alone leaves the group alone",
+        name: "run: an orphaned watcher does not terminate the group",
         file: "cli/watcher.rs",
         original: "return end(owner, left.map_or(grace, |left| grace.min(before_expiry(left))));",
         mutated: "return u8::from(left.is_none());",
         caught_by: "cli/run_loss",
     },
     Mutant {
-        name: "run: a watcher does not mind a time that is over",
+        name: "run: the watcher ignores the announced time",
         file: "cli/watcher.rs",
         original: "expires_at = time.ok().map(|time| Instant::now() + time);",
         mutated: "expires_at = time.ok().and_then(|_: Duration| None);",
@@ -450,21 +450,21 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "cli/run_loss",
     },
     Mutant {
-        name: "run: the command starts without asking",
+        name: "run: the command starts without a check of the lock",
         file: "cli/supervision.rs",
         original: "if age < FRESH.min(self.ttl.as_duration() / 6) { None }",
         mutated: "if age < FRESH.max(self.ttl.as_duration()) { None }",
         caught_by: "cli/run_loss",
     },
     Mutant {
-        name: "run: a release that finds no lock is fine",
+        name: "run: a release that finds no lock is not reported",
         file: "cli/commands/run.rs",
-        original: "Ok(Ok(Release::NotHeld(_))) => false,",
-        mutated: "Ok(Ok(Release::NotHeld(_))) => true,",
+        original: "Ok(Ok(ReleaseOutcome::NotHeld(_))) => false,",
+        mutated: "Ok(Ok(ReleaseOutcome::NotHeld(_))) => true,",
         caught_by: "cli/run_loss",
     },
     Mutant {
-        name: "run: a signal to all is passed on again",
+        name: "run: a signal to all processes is forwarded again",
         file: "cli/supervision.rs",
         original: "&& !self.watcher.has_seen(signal).await",
         mutated: "",
@@ -472,7 +472,7 @@ const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// The test files that catch them.
+/// The test files that catch the bugs.
 const TESTS: &[&str] = &[
     "memory",
     "renewal",
@@ -500,7 +500,7 @@ const TESTS: &[&str] = &[
     "cli/run_signals",
 ];
 
-/// Plants every bug in turn; answers which were not caught.
+/// Plants every bug in turn. The error lists those that were not caught.
 pub(crate) fn run() -> Outcome {
     let home = root().join("target/mutants");
     let tree = home.join("tree");
@@ -524,7 +524,7 @@ pub(crate) fn run() -> Outcome {
         let source =
             fs::read_to_string(&path).map_err(|cause| format!("{}: {cause}", mutant.file))?;
         if !source.contains(mutant.original) {
-            return Err(format!("\"{}\" does not apply to {} any more", mutant.name, mutant.file));
+            return Err(format!("\"{}\" no longer applies to {}", mutant.name, mutant.file));
         }
         let write = |text: &str| fs::write(&path, text).map_err(|cause| cause.to_string());
         write(&source.replacen(mutant.original, mutant.mutated, 1))?;
@@ -541,7 +541,7 @@ pub(crate) fn run() -> Outcome {
     if survivors.is_empty() { Ok(()) } else { Err(format!("not caught: {}", survivors.join("; "))) }
 }
 
-/// Copies what git knows, so that nothing in the real tree is ever touched.
+/// Copies the files that git does not ignore, so that the real tree is never changed.
 fn copy_the_tree(to: &Path) -> Outcome {
     let listed = Command::new("git")
         .current_dir(root())
@@ -556,7 +556,7 @@ fn copy_the_tree(to: &Path) -> Outcome {
         let parent = to.parent().expect("a file lies in a directory");
         fs::create_dir_all(parent).map_err(|cause| format!("{}: {cause}", parent.display()))?;
         let text = fs::read(&from).map_err(|cause| format!("{file}: {cause}"))?;
-        // Unchanged files keep their time, so that cargo does not build them again.
+        // Unchanged files keep their modification time, so that cargo does not rebuild them.
         if fs::read(&to).ok().as_deref() != Some(&text) {
             fs::write(&to, text).map_err(|cause| format!("{file}: {cause}"))?;
         }
@@ -564,8 +564,7 @@ fn copy_the_tree(to: &Path) -> Outcome {
     Ok(())
 }
 
-/// Whether a test file of the library passes in the copy. A bug that hangs is caught too; one that
-/// does not compile is no bug.
+/// Returns whether a test file passes in the copy. A test that hangs counts as a failure.
 fn passes(home: &Path, tree: &Path, path: &OsStr, test: &str) -> Outcome<bool> {
     succeeds(home, tree, path, test, &[])
 }

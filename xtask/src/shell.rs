@@ -1,31 +1,31 @@
-//! Running other programs, and saying so.
+//! Runs other programs and prints what runs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// What a step comes to: nothing, or a sentence about what went wrong.
+/// The result of a step; the error is a message.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
-/// The root of the workspace.
+/// Returns the root of the workspace.
 pub(crate) fn root() -> PathBuf {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
-    xtask.parent().expect("xtask lies in the workspace").to_owned()
+    xtask.parent().expect("xtask is in the workspace").to_owned()
 }
 
-/// `cargo` with arguments, in the root of the workspace.
+/// Returns a `cargo` command with arguments, in the root of the workspace.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).args(arguments);
     command
 }
 
-/// Runs a step, with its name before and its time after.
+/// Runs a step, and prints its name before and its duration after it.
 pub(crate) fn step(name: &str, command: &mut Command) -> Outcome {
     println!("\n== {name}");
     let started = Instant::now();
     let status = command.status().map_err(|cause| {
-        format!("{name}: could not start {}: {cause}", command.get_program().display())
+        format!("{name}: cannot start {}: {cause}", command.get_program().display())
     })?;
     println!("== {name}: {:.0} s", started.elapsed().as_secs_f64());
     if status.success() { Ok(()) } else { Err(format!("{name} failed ({status})")) }

@@ -5,19 +5,19 @@ use std::fs;
 use std::process::Command;
 
 use crate::shell::{Outcome, cargo, root, step};
-use crate::tools;
+use crate::{text, tools};
 
-/// The features of the library that must also compile alone.
+/// The features of the library that must also compile on their own.
 const FEATURES: [&str; 8] =
     ["blocking", "conformance", "firestore", "metrics", "postgres", "redis", "serde", "sqlite"];
 
-/// The backends that have tests of their own, by the name of their test file.
+/// The backends, by the name of their test files.
 const BACKENDS: [&str; 5] = ["firestore", "memory", "postgres", "redis", "sqlite"];
 
-/// Makes a missing server a failure instead of a visible skip.
+/// The variable that makes a missing server a failure instead of a skipped test.
 pub(crate) const REQUIRE_SERVERS: &str = "SYNCGUARD_REQUIRE_SERVERS";
 
-/// Checks and tests everything, or the tests of the named backends alone.
+/// Runs all checks and tests, or only the tests of the named backends.
 pub(crate) fn run(backends: &[String]) -> Outcome {
     if backends.is_empty() {
         return everything();
@@ -25,10 +25,10 @@ pub(crate) fn run(backends: &[String]) -> Outcome {
     for backend in backends {
         let known = BACKENDS.contains(&backend.as_str());
         known.then_some(()).ok_or_else(|| {
-            format!("there is no backend {backend}; there are: {}", BACKENDS.join(", "))
+            format!("unknown backend {backend}; expected one of: {}", BACKENDS.join(", "))
         })?;
         let path = install_servers(&[backend.as_str()])?;
-        // The files of a backend's tests begin with its name.
+        // The names of a backend's test files begin with its name.
         let pattern = format!("{backend}*");
         let arguments = ["test", "--package", "syncguard", "--all-features", "--test", &pattern];
         let mut tests = cargo(&arguments);
@@ -37,13 +37,13 @@ pub(crate) fn run(backends: &[String]) -> Outcome {
     Ok(())
 }
 
-/// Installs what the tests of these backends start by themselves; the path on which they find it.
+/// Installs the servers for the tests of these backends, and returns a `PATH` with them.
 pub(crate) fn install_servers(backends: &[&str]) -> Outcome<OsString> {
     if backends.contains(&"redis") {
         tools::from_debian("redis-server", "redis-server")?;
     }
     if backends.contains(&"postgres") {
-        // Debian keeps the server out of the path, and the package brings `psql` into it.
+        // Debian keeps the server out of `PATH`, so look for `psql`, which comes with it.
         tools::from_debian("psql", "postgresql")?;
         tools::from_debian("pgbouncer", "pgbouncer")?;
     }
@@ -55,9 +55,10 @@ pub(crate) fn install_servers(backends: &[&str]) -> Outcome<OsString> {
 
 fn everything() -> Outcome {
     let path = install_servers(&BACKENDS)?;
-    // The tests of the command make terminals with it.
+    // The tests of the command create terminals with it.
     tools::from_debian("script", "bsdutils")?;
     step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
+    text::check()?;
     let lint = ["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
     step("lints", &mut cargo(&lint))?;
     for features in [""].into_iter().chain(FEATURES) {
@@ -75,16 +76,18 @@ fn everything() -> Outcome {
             ["run", "--quiet", "--package", "syncguard", "--all-features", "--example", &example];
         step(&format!("example {example}"), &mut cargo(&run))?;
     }
-    // The advisory database is fetched from a place that not every machine reaches, so only what
-    // can be checked everywhere is.
+    let packages = ["package", "--package", "syncguard", "--package", "syncguard-cli"];
+    step("packages", cargo(&packages).args(["--allow-dirty", "--quiet"]))?;
+    // The check for advisories is left out, because not every machine can download the database.
     let mut deny = Command::new(tools::from_crates_io("cargo-deny", "0.20.2", "dev")?);
     deny.current_dir(root()).args(["check", "licenses", "bans", "sources"]);
-    step("licences, bans and sources of the dependencies", &mut deny)
+    step("licenses, bans and sources of the dependencies", &mut deny)
 }
 
 fn examples() -> Outcome<Vec<String>> {
     let directory = root().join("crates/syncguard/examples");
-    let entries = fs::read_dir(&directory).map_err(|cause| format!("the examples: {cause}"))?;
+    let entries =
+        fs::read_dir(&directory).map_err(|cause| format!("cannot list the examples: {cause}"))?;
     let mut names: Vec<String> = entries
         .filter_map(|entry| entry.ok()?.path().file_stem()?.to_str().map(str::to_owned))
         .collect();
@@ -92,7 +95,7 @@ fn examples() -> Outcome<Vec<String>> {
     Ok(names)
 }
 
-/// Runs the tests that take longer than CI may.
+/// Runs the long tests that are too slow for CI.
 pub(crate) fn soak() -> Outcome {
     let soak = ["test", "--release", "--package", "syncguard", "--all-features", "--test", "soak"];
     step("soak", cargo(&soak).args(["--", "--ignored", "--nocapture"]))

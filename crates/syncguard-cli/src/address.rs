@@ -1,6 +1,6 @@
-//! A URL in parts that may be shown: which store, on which host, and never a password.
+//! Splits a URL into parts that are safe to show: the store and the host, but never a password.
 
-/// A URL that was understood well enough to tell its secrets from the rest.
+/// A URL whose secrets are known, so that the rest can be shown.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Address<'a> {
     scheme: &'a str,
@@ -12,7 +12,8 @@ pub(crate) struct Address<'a> {
 }
 
 impl<'a> Address<'a> {
-    /// `None` for what may show a password if it is taken apart: better nothing than that.
+    /// Parses a URL. Returns `None` if it is ambiguous, because showing a part of it could then
+    /// reveal a password.
     pub(crate) fn parse(url: &'a str) -> Option<Self> {
         let (scheme, rest) = url.split_once(':')?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -44,7 +45,7 @@ impl<'a> Address<'a> {
         Self { scheme, user: None, has_password: false, hosts: "", path, query }
     }
 
-    /// The store in a message.
+    /// Returns the name of the store for messages.
     pub(crate) fn place(&self) -> String {
         let product = self.product();
         match (self.scheme, self.hosts) {
@@ -56,7 +57,7 @@ impl<'a> Address<'a> {
         }
     }
 
-    /// The product behind the URL.
+    /// Returns the name of the product.
     pub(crate) fn product(&self) -> &'a str {
         match self.scheme.split('+').next().unwrap_or_default() {
             "postgres" | "postgresql" => "PostgreSQL",
@@ -67,7 +68,7 @@ impl<'a> Address<'a> {
         }
     }
 
-    /// The host whose name has no address, if it is the only one. Asks the resolver.
+    /// Returns the host if it is the only one and its name does not resolve. Queries the resolver.
     pub(crate) fn unresolved_host(&self) -> Option<&'a str> {
         let is_network = !matches!(self.scheme, "firestore" | "memory" | "sqlite");
         let host = self.hosts.split(':').next().filter(|host| !host.is_empty())?;
@@ -76,12 +77,12 @@ impl<'a> Address<'a> {
         (is_network && is_name && is_unknown()).then_some(host)
     }
 
-    /// Whether there is something that others must not read.
+    /// Returns whether the URL contains a password or another secret.
     pub(crate) fn has_secret(&self) -> bool {
         self.has_password || self.options().any(|(name, _)| is_secret(name))
     }
 
-    /// The URL with its passwords hidden.
+    /// Returns the URL with its secrets replaced by `***`.
     pub(crate) fn redacted(&self) -> String {
         if matches!(self.scheme, "sqlite" | "memory") && self.user.is_none() {
             let query = self.redacted_query();
@@ -116,7 +117,7 @@ fn is_secret(option: &str) -> bool {
     option.contains("pass") || option.contains("secret") || option.contains("token")
 }
 
-/// Whether this can be a host with an optional port, and nothing else.
+/// Returns whether the text is a host with an optional port, and nothing else.
 fn is_host(text: &str) -> bool {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !text.ends_with(']') => (host, port),
@@ -127,7 +128,7 @@ fn is_host(text: &str) -> bool {
         Some(address) => {
             address.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte))
         }
-        // A socket in a directory, as libpq writes it.
+        // A percent-encoded directory of a socket, as in libpq.
         None => host.replace("%2F", "").replace("%2f", "").bytes().all(is_name),
     };
     is_named && port.bytes().all(|byte| byte.is_ascii_digit())
@@ -138,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_a_host_or_a_file() {
+    fn addresses_are_shown_without_passwords() {
         for (url, place, redacted) in [
             ("redis://:canary@host:7/0", "Redis at host:7", "redis://:***@host:7/0"),
             (
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_show_a_password_is_not_taken_apart() {
+    fn ambiguous_urls_are_not_parsed() {
         for url in [
             "redis://user:can/ary@host/0",
             "redis://user:12/canary@host/0",

@@ -1,4 +1,4 @@
-//! What can be typed.
+//! The command-line arguments.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,12 +9,12 @@ use clap_complete::Shell;
 
 use crate::exit::{CODES, NOT_ACQUIRED};
 
-const URL_HELP: &str = "Where the locks are: sqlite:/path, redis://host, … [env: SYNCGUARD_URL] \
-                        [default: a file of this user on this machine]";
+const URL_HELP: &str = "URL of the lock store: sqlite:/path, redis://host, … [env: SYNCGUARD_URL] \
+                        [default: a per-user SQLite file on this machine]";
 
 const REQUIRE_URL_HELP: &str = "Refuse to use the default store [env: SYNCGUARD_REQUIRE_URL=1]";
 
-/// The exit codes, below the help text.
+/// Returns the exit codes, which are printed below the help text.
 fn exit_codes() -> String {
     let line = |(code, meaning): (&str, &str)| format!("{code:>5}  {meaning}");
     format!("Exit codes:\n{}", CODES.map(line).join("\n"))
@@ -36,7 +36,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// What holds for every command.
+/// The options of every command.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
@@ -64,12 +64,12 @@ pub(crate) struct Global {
     pub(crate) verbose: u8,
 }
 
-/// How data is written.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people
+    /// Human-readable text
     Text,
-    /// For programs
+    /// One JSON object per line
     Json,
 }
 
@@ -97,9 +97,9 @@ pub(crate) enum Command {
     ExplainKey(OneKey),
     /// Show which store is used, without its password; does not connect
     Url,
-    /// Create what the store needs
+    /// Create the store's tables (PostgreSQL) or file (SQLite)
     Setup,
-    /// Check the store: reachable, with the rights it needs, safe settings
+    /// Check the store: connection, permissions, clock and settings
     Doctor(Doctor),
     /// Print a completion script for a shell
     Completions {
@@ -130,10 +130,10 @@ pub(crate) struct KeyArgs {
     pub(crate) option: Option<String>,
 }
 
-/// How long a lock lives and how long to wait for it.
+/// The TTL of a lock, and how long to wait for it.
 #[derive(Args, Debug)]
 pub(crate) struct Waiting {
-    /// The lock expires this long after its last renewal
+    /// Time after which the lock expires unless it is renewed
     #[arg(
         long,
         value_name = "DURATION",
@@ -152,14 +152,14 @@ pub(crate) struct Waiting {
         value_hint = ValueHint::Other
     )]
     pub(crate) wait: WaitLimit,
-    /// Do not wait at all
+    /// Make one attempt and do not wait
     #[arg(long, short, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
     #[command(flatten)]
     pub(crate) conflict: Conflict,
 }
 
-/// What to do when the lock cannot be acquired.
+/// What to do if the lock cannot be acquired.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Conflict {
     /// Exit code if the lock is not acquired in time
@@ -171,7 +171,7 @@ pub(crate) struct Conflict {
         value_hint = ValueHint::Other
     )]
     pub(crate) exit_code: u8,
-    /// Give up at the first error of the store, even one that may pass
+    /// Fail on the first store error, even if it is retryable
     #[arg(long)]
     pub(crate) fail_fast: bool,
 }
@@ -191,20 +191,20 @@ pub(crate) struct Run {
     pub(crate) key: KeyArgs,
     #[command(flatten)]
     pub(crate) waiting: Waiting,
-    /// Keep the lock at least this long, even if the command is faster
+    /// Keep the lock at least this long, even if the command ends sooner
     #[arg(long, value_name = "DURATION", value_parser = duration, value_hint = ValueHint::Other)]
     pub(crate) hold_at_least: Option<Duration>,
-    /// End the command if it takes longer than this
+    /// Terminate the command if it takes longer than this
     #[arg(long, value_name = "DURATION", value_parser = duration, value_hint = ValueHint::Other)]
     pub(crate) max_hold: Option<Duration>,
-    /// How long the command may take to end before it is killed; less than two thirds of the TTL
-    /// [default: a third of the TTL]
+    /// Time from SIGTERM to SIGKILL when syncguard terminates the command; less than two thirds of
+    /// the TTL [default: a third of the TTL]
     #[arg(long, value_name = "DURATION", value_parser = duration, value_hint = ValueHint::Other)]
     pub(crate) grace: Option<Duration>,
     /// Shell command to run when the lock is lost
     #[arg(long, value_name = "COMMAND", value_hint = ValueHint::CommandString)]
     pub(crate) on_lost: Option<String>,
-    /// Command for /bin/sh
+    /// Shell command, run by /bin/sh
     #[arg(
         long = "command",
         short = 'c',
@@ -241,7 +241,7 @@ pub(crate) struct Release {
 pub(crate) struct Extend {
     #[command(flatten)]
     pub(crate) id: OneId,
-    /// Time to live from now on
+    /// New TTL, counted from now
     #[arg(
         long,
         value_name = "DURATION",
@@ -278,7 +278,7 @@ pub(crate) struct Wait {
 
 #[derive(Args, Debug)]
 pub(crate) struct OneId {
-    /// Lock id that `acquire` printed; - reads it from standard input, out of sight of `ps`
+    /// Lock id printed by `acquire`; - reads it from standard input, which hides it from `ps`
     #[arg(allow_hyphen_values = true, value_hint = ValueHint::Other)]
     pub(crate) lock_id: String,
 }
@@ -294,19 +294,19 @@ pub(crate) struct Ls {
 pub(crate) struct Break {
     #[command(flatten)]
     pub(crate) key: KeyArgs,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     pub(crate) yes: bool,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Doctor {
-    /// Exit with 1 for warnings too
+    /// Exit with code 1 on warnings too
     #[arg(long)]
     pub(crate) strict: bool,
 }
 
-/// A duration with units, or a number of seconds.
+/// Parses a duration with units, or a number of seconds.
 fn duration(text: &str) -> Result<Duration, String> {
     const EXPECTED: &str = "expected seconds, or a duration such as 500ms, 30s, 5m or \"1h 30m\"";
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());

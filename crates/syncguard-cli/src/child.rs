@@ -1,4 +1,4 @@
-//! The command: a process in a group of its own, in the foreground of the terminal.
+//! The command: a process in the watcher's process group, in the foreground of the terminal.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::spawn::spawn;
 use crate::terminal::Terminal;
 use crate::{signals, target};
 
-/// The command that runs.
+/// The running command.
 #[derive(Debug)]
 pub(crate) struct CommandProcess {
     pid: Pid,
@@ -23,22 +23,22 @@ pub(crate) struct CommandProcess {
     terminal: Option<Terminal>,
 }
 
-/// What became of it.
+/// A change of the state of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// It has ended.
+    /// The command ended.
     Ended(Ending),
-    /// It was stopped, by Ctrl-Z or because it wanted the terminal.
+    /// The command was stopped, by Ctrl-Z or because it used the terminal from the background.
     Stopped(Option<Signal>),
-    /// Nothing.
+    /// Nothing changed.
     None,
 }
 
-/// How it has ended.
+/// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     Code(u8),
-    /// The number of a signal, which may be one without a name.
+    /// The number of a signal, possibly a real-time signal, which has no name.
     Signal(i32),
 }
 
@@ -54,7 +54,7 @@ impl Ending {
 }
 
 impl CommandProcess {
-    /// Starts it in `group`.
+    /// Starts the command in `group`.
     pub(crate) fn start(
         command: &[OsString],
         group: Pid,
@@ -67,8 +67,8 @@ impl CommandProcess {
             (target::VARIABLE, None),
         ];
         let terminal = Terminal::open();
-        // A reader of our output in a pipeline may need the terminal more, a pager for example. The
-        // command gets it when it asks for it, which it cannot where the question is ignored.
+        // In a pipeline, the reader of the output may need the terminal, for example a pager. The
+        // command then gets it when it is stopped by SIGTTIN, unless that signal is ignored.
         let must_ask = is_pipe(&std::io::stdout()) && !signals::is_ignored(Signal::SIGTTIN);
         let given = terminal.as_ref().filter(|terminal| !must_ask && terminal.is_ours());
         if let Some(terminal) = given {
@@ -83,7 +83,7 @@ impl CommandProcess {
         Ok(Self { pid, group, terminal })
     }
 
-    /// Gives it the terminal, and lets it go on if it was stopped meanwhile for not having it.
+    /// Gives the command the terminal, and continues it if it is stopped.
     pub(crate) fn resume(&self) {
         if let Some(terminal) = &self.terminal
             && terminal.is_ours()
@@ -93,20 +93,20 @@ impl CommandProcess {
         self.send(Signal::SIGCONT);
     }
 
-    /// Sends a signal to the command and all that it has started.
+    /// Sends a signal to the process group of the command.
     pub(crate) fn send(&self, signal: Signal) {
-        // A group that has ended needs no signal.
+        // Fails if the group has ended.
         signal::killpg(self.group, signal).unwrap_or_default();
     }
 
-    /// Passes a signal on, even to a command that is stopped.
+    /// Forwards a signal, even to a stopped command.
     pub(crate) fn forward(&self, signal: Signal) {
         self.send(signal);
         self.send(Signal::SIGCONT);
     }
 
-    /// What has become of it since the last time. Reaps whatever else has ended: as process 1 of a
-    /// container, this process inherits what others leave behind.
+    /// Returns what changed since the last call. Reaps all other children, too: as process 1 of a
+    /// container, this process inherits orphans.
     pub(crate) fn change(&self) -> Change {
         loop {
             match rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
@@ -125,32 +125,32 @@ impl CommandProcess {
         }
     }
 
-    /// Whether it was stopped because it wants the terminal, which it can have.
+    /// Returns whether the command was stopped because it needs the terminal, and can have it.
     pub(crate) fn may_have_the_terminal(&self, stopped_by: Option<Signal>) -> bool {
         let asks = matches!(stopped_by, Some(Signal::SIGTTIN | Signal::SIGTTOU));
         asks && self.terminal.as_ref().is_some_and(|terminal| {
-            // It asked a moment before it was given, or has not needed it until now.
+            // It was stopped just before it got the terminal, or did not need it until now.
             terminal.foreground() == Some(self.group) || terminal.is_ours()
         })
     }
 
-    /// It was stopped. At a terminal so do we, so that the shell can go on. Returns when the shell
-    /// lets us go on, or at once if there is none that could. The answer is whether the command is
-    /// to go on, too.
+    /// Stops this process because the command was stopped by `by`, so that the shell gets the
+    /// terminal. Does so only at a terminal. Returns when the shell continues this process, or
+    /// immediately if no shell could. The result is whether to continue the command.
     pub(crate) fn stop_with_it(&self, by: Option<Signal>) -> bool {
         let Some(terminal) = &self.terminal else { return false };
         if terminal.foreground() == Some(self.group) {
             terminal.take_back();
         }
         let stopped = Instant::now();
-        // With a script that started us, which would wait for us otherwise.
+        // Includes a calling script, which would otherwise keep waiting for this process.
         signals::stop_by(|| signal::killpg(terminal.own_group(), Signal::SIGTSTP));
-        // A `kill -STOP` that did not stop us, too, is not undone.
+        // Keep a `kill -STOP` of the command in effect if this process was not stopped.
         by != Some(Signal::SIGSTOP) || stopped.elapsed() > Duration::from_millis(20)
     }
 
-    /// Ctrl-C ended it: a script that started us is to hear of it, as if it had been in the
-    /// foreground itself.
+    /// Sends `SIGINT` to a calling script after Ctrl-C ended the command, as if the script had been
+    /// in the foreground.
     pub(crate) fn pass_interrupt_on(&self) {
         if let Some(terminal) = &self.terminal
             && terminal.foreground() == Some(self.group)

@@ -1,4 +1,4 @@
-//! What happens to a lock, in words for people and as JSON for programs.
+//! Events of a lock, as text and as JSON.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use serde::Serialize;
 
 use crate::output;
 
-/// Something that is told on standard error.
+/// An event or a message for standard error.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub(crate) enum Event<'a> {
-    /// The lock is held by another process, and waited for.
+    /// Another process holds the lock, and this one waits for it.
     Waiting {
         key: &'a str,
         waited_ms: u64,
@@ -26,16 +26,16 @@ pub(crate) enum Event<'a> {
     Released {
         key: &'a str,
     },
-    /// What the library logs.
+    /// A log message of the library.
     Log {
         level: &'static str,
         message: &'a str,
     },
-    /// Anything else that is worth a line.
+    /// Another message.
     Note {
         message: &'a str,
     },
-    /// Why the command failed.
+    /// The reason why the command failed.
     Error {
         message: &'a str,
         hint: Option<&'a str>,
@@ -44,7 +44,7 @@ pub(crate) enum Event<'a> {
 }
 
 impl Event<'_> {
-    /// One line for people.
+    /// Formats the event as one line of text.
     pub(crate) fn text(&self) -> String {
         let waited = |ms: &u64| output::duration(Duration::from_millis(*ms));
         match self {
@@ -63,7 +63,7 @@ impl Event<'_> {
     }
 }
 
-/// Milliseconds, as JSON has them.
+/// Converts a duration to milliseconds for JSON.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,52 +1,52 @@
-//! How the command ends.
+//! Exit codes and failures.
 
 use std::fmt;
 
 use syncguard::{Error, ErrorCode};
 
-/// The answer to a question is no.
+/// A negative result, such as "not held".
 pub(crate) const NO: u8 = 1;
 /// A usage error.
 pub(crate) const USAGE: u8 = 2;
-/// `--max-hold` was over while the command ran.
+/// The command took longer than `--max-hold`.
 pub(crate) const MAX_HOLD: u8 = 122;
 /// The lock was lost while the command ran.
 pub(crate) const LOST: u8 = 123;
 /// The lock was not acquired in time.
 pub(crate) const NOT_ACQUIRED: u8 = 124;
-/// Something of ours failed.
+/// `syncguard` itself failed.
 pub(crate) const FAILED: u8 = 125;
-/// The command was found and could not be run.
+/// The command was found but could not be run.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// The command was not found.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// All codes and what they mean, for the help text and the manual.
+/// All exit codes with their meanings, for the help text and the manual.
 pub(crate) const CODES: [(&str, &str); 10] = [
-    ("0", "success; `run` passes on the exit code of the command"),
-    ("1", "the answer is no: not held, free, or an error found by doctor"),
+    ("0", "success; `run` exits with the exit code of the command"),
+    ("1", "negative result: not held, free, nothing broken, or doctor found an error"),
     ("2", "usage error"),
-    ("122", "run: --max-hold was over, and the command was ended"),
-    ("123", "run: the lock was lost, and the command was ended"),
+    ("122", "run: the command took longer than --max-hold and was terminated"),
+    ("123", "run: the lock was lost; the command was terminated, or had already ended"),
     ("124", "the lock was not acquired in time (see --conflict-exit-code)"),
-    ("125", "syncguard failed, for example because the store cannot be reached"),
+    ("125", "syncguard failed, for example because the store is unreachable"),
     ("126", "run: the command cannot be executed"),
     ("127", "run: the command was not found"),
-    ("128+n", "run: the command was ended by signal n"),
+    ("128+n", "run: signal n terminated the command"),
 ];
 
 /// What a failure is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum About {
-    /// Anything else.
+    /// Neither of the others.
     Other,
     /// Another process holds the lock.
     Conflict,
-    /// The store, whose address belongs in the message.
+    /// The store. Its address belongs in the message.
     Store,
 }
 
-/// What to say, what may help, and the code to end with.
+/// A failure: a message, an optional hint, and the exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
@@ -61,7 +61,7 @@ impl Failure {
         Self { code, message: message.into(), hint: None, about: About::Other, may_pass: false }
     }
 
-    /// The lock is held by another process; `code` is what the user chose for that.
+    /// Another process holds the lock; `code` is the exit code that the user chose for that.
     pub(crate) fn conflict(code: u8, message: impl Into<String>) -> Self {
         Self { about: About::Conflict, ..Self::new(code, message) }
     }
@@ -71,7 +71,7 @@ impl Failure {
         self
     }
 
-    /// Whether the same may work later.
+    /// Returns whether a retry may succeed.
     pub(crate) fn may_pass(&self) -> bool {
         self.may_pass
     }
@@ -80,12 +80,12 @@ impl Failure {
         self.about == About::Conflict
     }
 
-    /// Whether the store failed, whose address belongs in the message.
+    /// Returns whether the store failed, so that its address belongs in the message.
     pub(crate) fn is_about_the_store(&self) -> bool {
         self.about == About::Store
     }
 
-    /// The same with another message, which names the store.
+    /// Replaces the message with one that names the store.
     pub(crate) fn located(mut self, message: String) -> Self {
         self.message = message;
         self.about = About::Other;
@@ -103,10 +103,10 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let source = std::error::Error::source(&error);
         let (code, about) = match error.code() {
-            // What a store refuses is no mistake in what was typed.
+            // An argument that the store refuses is not a usage error.
             ErrorCode::InvalidArgument if error.backend().is_none() => (USAGE, About::Other),
             ErrorCode::AcquisitionTimeout => {
-                // Whether another process holds the lock is not known if the store did not answer.
+                // If the store failed, it is unknown whether another process holds the lock.
                 if let Some(last) = source.and_then(|source| source.downcast_ref::<Error>()) {
                     return Self::from(last.clone());
                 }
@@ -115,7 +115,7 @@ impl From<Error> for Failure {
             ErrorCode::Aborted => (FAILED, About::Other),
             _ => (FAILED, About::Store),
         };
-        let mut message = error.to_string();
+        let mut message = error.message().to_owned();
         // Sources are sanitized, so they may be shown.
         let mut source = source;
         while let Some(cause) = source {
@@ -124,7 +124,7 @@ impl From<Error> for Failure {
         }
         let may_pass = error.is_retryable();
         let failure = Self { about, may_pass, ..Self::new(code, message) };
-        if error.to_string().contains("setup_schema") {
+        if error.message().contains("setup_schema") {
             return failure.hint("run `syncguard setup`");
         }
         failure

@@ -1,7 +1,7 @@
-//! The command `syncguard`.
+//! The `syncguard` command.
 
 #[cfg(not(unix))]
-compile_error!("the command needs process groups and signals; use the library on this system");
+compile_error!("syncguard-cli requires Unix; on other systems, use the syncguard library");
 
 mod address;
 mod args;
@@ -32,7 +32,7 @@ use exit::{FAILED, Failure};
 use output::Output;
 use target::Target;
 
-/// What every command has at hand.
+/// The store and the output, which every command uses.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) target: Target,
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     match execute(cli) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            // Whoever asked for quiet expects that others hold the lock at times.
+            // With --quiet, a conflict is expected and not reported.
             if !(is_quiet && failure.is_conflict()) {
                 output.failure(&failure);
             }
@@ -57,8 +57,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The grace, if this process is started as the watcher of another one. Such a process is to be ready
-/// soon, and parses nothing else.
+/// Returns the grace if this process was started as a watcher. A watcher must be ready soon, so it
+/// skips the rest of the argument parsing.
 fn watcher_grace() -> Option<Duration> {
     let mut arguments = std::env::args_os().skip(1);
     let (name, grace) = (arguments.next()?, arguments.next()?);
@@ -67,7 +67,7 @@ fn watcher_grace() -> Option<Duration> {
 
 fn execute(mut cli: Cli) -> Result<u8, Failure> {
     match &cli.command {
-        // These need neither store nor runtime.
+        // These need neither a store nor a runtime.
         Command::Completions { shell } => return commands::shell::completions(*shell),
         Command::Man { directory } => return commands::shell::man(directory.as_deref()),
         _ => {}
@@ -80,7 +80,8 @@ fn execute(mut cli: Cli) -> Result<u8, Failure> {
     }
     let context = Context { target: Target::choose(&cli.global, output)?, output };
     let runtime = Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|cause| Failure::new(FAILED, format!("no runtime: {cause}")))?;
+    let runtime = runtime
+        .map_err(|cause| Failure::new(FAILED, format!("cannot start the runtime: {cause}")))?;
     let code = runtime.block_on(async {
         match cli.command {
             Command::Run(args) => commands::run::run(&context, args).await,
@@ -99,7 +100,7 @@ fn execute(mut cli: Cli) -> Result<u8, Failure> {
             Command::Completions { .. } | Command::Man { .. } => Ok(0),
         }
     });
-    // A thread that is still busy is none of the caller's business.
+    // Do not wait for threads that are still busy.
     runtime.shutdown_background();
     code.map_err(|failure| context.target.locate(failure))
 }

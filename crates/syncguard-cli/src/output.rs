@@ -1,7 +1,7 @@
-//! Data on standard output, messages on standard error.
+//! Prints data to standard output and messages to standard error.
 //!
-//! Text that others have written (keys, paths, what a server says) may hold characters that move the
-//! cursor or turn the direction of text around. They are escaped here, in one place, and never dropped.
+//! External text (keys, paths, messages of servers) may contain characters that move the cursor or
+//! change the direction of text. This module, and no other, escapes them; it never drops any.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -29,7 +29,7 @@ pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
 pub(crate) const WARNING: Style = AnsiColor::Yellow.on_default();
 pub(crate) const BAD: Style = AnsiColor::Red.on_default();
 
-/// Where things are said, and how much.
+/// The output format and verbosity.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
     format: Format,
@@ -42,9 +42,9 @@ impl Output {
         Self { format: global.format, is_quiet: global.quiet, verbosity: global.verbose }
     }
 
-    /// Prints data: as JSON, or as the text for people, in which text of others is [`printable`].
+    /// Prints data as JSON or text. In the text, the caller makes external text [`printable`].
     ///
-    /// A reader that has seen enough is no failure; `acquire` uses [`Self::receipt`].
+    /// Ignores a closed pipe; `acquire` uses [`Self::receipt`], which does not.
     pub(crate) fn data<T: Serialize>(
         self,
         data: &T,
@@ -56,7 +56,7 @@ impl Output {
         }
     }
 
-    /// Prints data that must arrive.
+    /// Prints data that must arrive, and fails otherwise.
     pub(crate) fn receipt<T: Serialize>(
         self,
         data: &T,
@@ -80,38 +80,38 @@ impl Output {
         }
     }
 
-    /// Says something to the person at the terminal or in the log.
+    /// Prints a message, unless `--quiet` is set.
     pub(crate) fn note(self, text: &str) {
         if !self.is_quiet {
             self.say(text);
         }
     }
 
-    /// Says something that must be heard.
+    /// Prints a message even with `--quiet`.
     pub(crate) fn say(self, text: &str) {
         self.print(&Event::Note { message: text }, Style::new());
     }
 
-    /// Tells an event: always as JSON, as text when it was asked for by `-v`.
+    /// Prints an event, if [`Self::tells_events`].
     pub(crate) fn event(self, event: &Event<'_>) {
         if self.tells_events() {
             self.print(event, Style::new());
         }
     }
 
-    /// Whether events are told.
+    /// Returns whether events are printed: as JSON always, as text with `-v`, never with `--quiet`.
     pub(crate) fn tells_events(self) -> bool {
         !self.is_quiet && (self.verbosity > 0 || self.format == Format::Json)
     }
 
-    /// Tells that a wait goes on.
+    /// Reports that a wait continues.
     pub(crate) fn still_waiting(self, event: &Event<'_>) {
         if !self.is_quiet {
             self.print(event, Style::new());
         }
     }
 
-    /// Says what went wrong, whatever was asked for.
+    /// Prints a failure, even with `--quiet`.
     pub(crate) fn failure(self, failure: &Failure) {
         let hint = failure.hint.as_deref();
         let event = Event::Error { message: &failure.message, hint, exit_code: failure.code };
@@ -124,7 +124,7 @@ impl Output {
     }
 
     fn print(self, event: &Event<'_>, style: Style) {
-        // A closed standard error is no reason to fail.
+        // Ignore a closed standard error.
         match self.format {
             Format::Json => drop(writeln!(std::io::stderr().lock(), "{}", json(event))),
             Format::Text => {
@@ -136,17 +136,17 @@ impl Output {
         }
     }
 
-    /// Whether a line that changes can be shown.
+    /// Returns whether a progress line can be shown.
     pub(crate) fn is_live(self) -> bool {
         let is_dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
-        // Events and logs would be written into it.
+        // Events and log messages would overwrite the line.
         !self.is_quiet && !self.tells_events() && !is_dumb && std::io::stderr().is_terminal()
     }
 
-    /// Shows what the library logs: nothing, what is of interest, or everything.
+    /// Prints log messages of the library, as many as the verbosity asks for.
     pub(crate) fn log(self) {
         let level = match self.verbosity {
-            // Locks in a file that cannot exclude anyone are worth a line to everyone.
+            // Always warn about a SQLite file on which locks do not work.
             0 if !self.is_quiet => LevelFilter::WARN,
             0 => return,
             1 => LevelFilter::INFO,
@@ -162,7 +162,7 @@ impl Output {
     }
 }
 
-/// A line of the log, in the form of every other message.
+/// Formats a log message like every other message.
 struct LogLine(Output);
 
 impl<S, N> FormatEvent<S, N> for LogLine
@@ -194,7 +194,7 @@ fn unwritable(cause: &std::io::Error) -> Failure {
     Failure::new(FAILED, format!("cannot write to standard output: {cause}"))
 }
 
-/// One line of JSON, in which nothing is raw that a terminal would act upon.
+/// Returns one line of JSON in which every character that a terminal would act on is escaped.
 fn json<T: Serialize>(data: &T) -> String {
     use std::fmt::Write;
     let raw = serde_json::to_string(data).unwrap_or_default();
@@ -211,7 +211,7 @@ fn json<T: Serialize>(data: &T) -> String {
     shown
 }
 
-/// A duration as people write it, to the second, or to the millisecond below one.
+/// Formats a duration, rounded down to seconds, or to milliseconds below one second.
 pub(crate) fn duration(duration: Duration) -> String {
     let rounded = match duration.as_secs() {
         0 => Duration::from_millis(u64::from(duration.subsec_millis())),
@@ -220,9 +220,9 @@ pub(crate) fn duration(duration: Duration) -> String {
     humantime::format_duration(rounded).to_string()
 }
 
-/// A time as a clock on the wall shows it, in UTC.
+/// Formats a time in UTC.
 pub(crate) fn time(time: Timestamp) -> String {
-    /// The last one with a year of four digits.
+    /// The last millisecond of the year 9999; `humantime` formats no later time.
     const LAST_MS: u64 = 253_402_300_799_999;
     if time.as_millis() > LAST_MS {
         return "after the year 9999".to_owned();
@@ -231,7 +231,7 @@ pub(crate) fn time(time: Timestamp) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
-/// Controls of the terminal and of the direction of text, and characters without width.
+/// Returns whether this is a control, bidirectional or zero-width character.
 fn is_unprintable(letter: char) -> bool {
     letter.is_control()
         || matches!(
@@ -257,7 +257,7 @@ fn push_escaped(text: &mut String, letter: char) {
     }
 }
 
-/// A text of others with escapes, so that it stays on its line and can be read back.
+/// Escapes external text, so that it stays on one line and can be read back.
 pub(crate) fn printable(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -270,12 +270,12 @@ pub(crate) fn printable(text: &str) -> String {
     escaped
 }
 
-/// A key in a message.
+/// Quotes a key for a message.
 pub(crate) fn quoted(key: &str) -> String {
     format!("'{}'", printable(key))
 }
 
-/// A message without what a terminal would act upon; what is escaped already stays.
+/// Escapes the characters that a terminal would act on, except newlines. Keeps existing escapes.
 pub(crate) fn shown(message: &str) -> Cow<'_, str> {
     if !message.contains(is_unprintable) {
         return Cow::Borrowed(message);

@@ -1,4 +1,4 @@
-//! Starts a program as a shell does: scripts without a shebang too, and with a reason if it fails.
+//! Starts a program as a shell does, including scripts without a shebang, and explains failures.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Read};
@@ -10,13 +10,13 @@ use nix::errno::Errno;
 use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND, USAGE};
 use crate::output;
 
-/// Starts a command by `spawn`; one that is a script without a shebang by `/bin/sh`.
+/// Starts a command with `spawn`. Runs a script without a shebang in `/bin/sh`.
 pub(crate) fn start<T>(
     command: &[OsString],
     spawn: impl Fn(&[OsString]) -> std::io::Result<T>,
 ) -> Result<T, Failure> {
     let Some((program, arguments)) = command.split_first() else {
-        return Err(Failure::new(USAGE, "no command"));
+        return Err(Failure::new(USAGE, "no command; use syncguard run KEY -- COMMAND"));
     };
     let cause = match spawn(command) {
         Ok(started) => return Ok(started),
@@ -31,7 +31,7 @@ pub(crate) fn start<T>(
     Err(failure(program, &cause))
 }
 
-/// The file that a name stands for.
+/// Returns the file that a program name refers to.
 fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return Some(program.into());
@@ -60,16 +60,16 @@ fn failure(program: &OsStr, cause: &std::io::Error) -> Failure {
     }
 }
 
-/// Whether a shell may read it: a program for another machine has a NUL early on.
+/// Returns whether a shell can run the file. A binary for another machine has an early NUL byte.
 fn is_script(file: &Path) -> bool {
     beginning(file).is_some_and(|beginning| !beginning.contains(&0))
 }
 
-/// What the first line of a script names.
+/// Returns the interpreter in a script's first line.
 fn interpreter(script: &Path) -> Option<String> {
     let beginning = beginning(script)?;
     let text = String::from_utf8_lossy(&beginning);
-    // A carriage return is a part of the name, and the reason why it is not found.
+    // A carriage return is part of the name, and explains why the file is not found.
     let line = text.split('\n').next()?.strip_prefix("#!")?;
     line.split([' ', '\t']).find(|word| !word.is_empty()).map(str::to_owned)
 }

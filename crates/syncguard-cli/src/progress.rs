@@ -1,4 +1,4 @@
-//! Shows that a wait goes on: a line at a terminal, a message now and then elsewhere.
+//! Shows the progress of a wait: a line at a terminal, periodic messages elsewhere.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use crate::Context;
 use crate::event::{Event, millis};
 use crate::output::{self, Output};
 
-/// A wait that is shorter is not worth a word.
+/// Shorter waits are not shown.
 const FIRST: Duration = Duration::from_millis(300);
 
-/// Shows that the lock is waited for. Never ends.
+/// Shows that this process waits for the lock. Never completes.
 pub(crate) async fn indicate(context: &Context, key: &Key) {
     if context.output.is_live() {
         at_a_terminal(key).await;
@@ -25,7 +25,7 @@ async fn at_a_terminal(key: &Key) {
     const AGAIN: Duration = Duration::from_secs(1);
     let started = Instant::now();
     tokio::time::sleep(FIRST).await;
-    // The line goes when this is dropped.
+    // Dropping this erases the line.
     let mut line = Line::default();
     loop {
         let waited = Duration::from_secs(started.elapsed().as_secs());
@@ -36,7 +36,7 @@ async fn at_a_terminal(key: &Key) {
     }
 }
 
-/// A log that says nothing for half an hour looks like a hang.
+/// Prints a message every 30 seconds, because a silent log looks like a hang.
 async fn in_a_log(output: Output, key: &Key) {
     const AGAIN: Duration = Duration::from_secs(30);
     let started = Instant::now();
@@ -49,7 +49,7 @@ async fn in_a_log(output: Output, key: &Key) {
     }
 }
 
-/// The line, not wider than the terminal: one that wraps cannot be written again.
+/// Returns the line, shortened to the width of the terminal: a wrapped line cannot be overwritten.
 fn text(key: &Key, waited: Duration, columns: usize) -> String {
     let (before, after) =
         ("syncguard: waiting for '", format!("' ({}), Ctrl-C to cancel", output::duration(waited)));
@@ -58,7 +58,7 @@ fn text(key: &Key, waited: Duration, columns: usize) -> String {
     shortened(&format!("{before}{name}{after}"), columns.saturating_sub(1))
 }
 
-/// Columns of a text. Whatever is not ASCII counts twice, which is right or too much.
+/// Returns the width of a text in columns, or more: every non-ASCII character counts as two.
 fn width(text: &str) -> usize {
     text.chars().map(|letter| if letter.is_ascii() { 1 } else { 2 }).sum()
 }
@@ -77,7 +77,7 @@ fn shortened(text: &str, columns: usize) -> String {
     shortened + &"..."[..columns.min(3)]
 }
 
-/// A line at the terminal that is written again and again.
+/// A line at the terminal that is overwritten in place.
 #[derive(Default)]
 struct Line {
     is_shown: bool,

@@ -1,16 +1,17 @@
-//! A backend that tells what happens to the lock.
+//! A backend that prints events of the lock.
 
 use std::sync::Arc;
 
-use syncguard::{
-    Acquire, AcquireRequest, AnyBackend, Capabilities, Extend, ExtendRequest, Inspector, Key,
-    LockBackend, LockId, Release, ReleaseRequest, Result, StoredLock, WakeUps,
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, ExtendRequest, ReleaseRequest, StoredLock,
+    Subscription,
 };
+use syncguard::{AnyBackend, ExtendOutcome, Key, LockBackend, LockId, ReleaseOutcome, Result};
 
 use crate::event::Event;
 use crate::output::Output;
 
-/// Tells of renewals and releases as they are answered.
+/// Wraps a backend, and prints renewals and releases when they succeed.
 #[derive(Debug)]
 pub(crate) struct Reporting {
     inner: AnyBackend,
@@ -19,7 +20,7 @@ pub(crate) struct Reporting {
 }
 
 impl Reporting {
-    /// Puts itself around a backend, if anybody wants to know.
+    /// Wraps a backend if events are printed, and returns it as it is otherwise.
     pub(crate) fn around(inner: AnyBackend, output: Output, key: &Key) -> AnyBackend {
         if !output.tells_events() {
             return inner;
@@ -39,21 +40,21 @@ impl LockBackend for Reporting {
     fn acquire(
         &self,
         request: &AcquireRequest,
-    ) -> impl Future<Output = Result<Acquire<Self::Fencing>>> + Send {
+    ) -> impl Future<Output = Result<AcquireOutcome<Self::Fencing>>> + Send {
         self.inner.acquire(request)
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let released = self.inner.release(request).await?;
-        if released == Release::Released {
+        if released == ReleaseOutcome::Released {
             self.output.event(&Event::Released { key: self.key.as_str() });
         }
         Ok(released)
     }
 
-    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+    async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
         let extended = self.inner.extend(request).await?;
-        if matches!(extended, Extend::Extended(_)) {
+        if matches!(extended, ExtendOutcome::Extended(_)) {
             self.output.event(&Event::Renewed { key: self.key.as_str() });
         }
         Ok(extended)
@@ -77,15 +78,15 @@ impl LockBackend for Reporting {
         self.inner.lookup_id(lock_id)
     }
 
-    fn wake_ups(&self, key: &Key) -> impl Future<Output = Option<WakeUps>> + Send {
-        self.inner.wake_ups(key)
+    fn subscribe(&self, key: &Key) -> impl Future<Output = Option<Subscription>> + Send {
+        self.inner.subscribe(key)
     }
 
     fn quiesce(&self) -> impl Future<Output = ()> + Send {
         self.inner.quiesce()
     }
 
-    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
-        self.inner.inspector()
+    fn admin(&self) -> Option<Arc<dyn Admin>> {
+        self.inner.admin()
     }
 }

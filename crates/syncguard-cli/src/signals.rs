@@ -1,6 +1,6 @@
-//! Signals. They are blocked in every thread, and one thread of their own takes them, so their
-//! default actions stay in place: a signal that was ignored on entry stays ignored, for the command
-//! too, and this process can die by a signal as the command did.
+//! Signals. They are blocked in every thread, and a dedicated thread receives them. Their default
+//! actions stay in place: a signal that was ignored on entry stays ignored, also for the command,
+//! and this process can die by the signal that killed the command.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -12,11 +12,11 @@ use tokio::sync::Notify;
 
 use crate::exit::{FAILED, Failure};
 
-/// Signals that end a wait for the lock, and that are passed on to the command.
+/// Signals that end a wait for the lock, and are forwarded to the command.
 pub(crate) const ENDING: [Signal; 4] =
     [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
 
-/// All that are passed on to the command.
+/// All signals that are forwarded to the command.
 pub(crate) const FORWARDED: [Signal; 6] = [
     Signal::SIGINT,
     Signal::SIGTERM,
@@ -26,7 +26,7 @@ pub(crate) const FORWARDED: [Signal; 6] = [
     Signal::SIGUSR2,
 ];
 
-/// Who handles signals: no one yet, a wait for the lock, or the supervision of the command.
+/// What handles signals: nothing yet, a wait for the lock, or the supervision of the command.
 static STAGE: AtomicU8 = AtomicU8::new(UNHANDLED);
 const UNHANDLED: u8 = 0;
 const WAITING: u8 = 1;
@@ -37,7 +37,7 @@ static CHANGED: Notify = Notify::const_new();
 static WAS_CONTINUED: AtomicBool = AtomicBool::new(false);
 static IGNORED: OnceLock<u64> = OnceLock::new();
 
-/// Takes over the handling of signals. To be called before other threads start.
+/// Starts the thread that receives signals. Call this before other threads start.
 pub(crate) fn handle() -> Result<(), Failure> {
     let mut handled = SigSet::empty();
     for signal in FORWARDED.into_iter().chain([Signal::SIGTSTP, Signal::SIGCONT]) {
@@ -59,7 +59,7 @@ pub(crate) fn handle() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether this process was started with a signal ignored. Known on Linux only.
+/// Returns whether this process was started with a signal ignored. Works on Linux only.
 pub(crate) fn is_ignored(signal: Signal) -> bool {
     let ignored = IGNORED.get_or_init(|| {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -74,7 +74,7 @@ fn receive(signal: Signal) {
     match signal {
         Signal::SIGCONT => WAS_CONTINUED.store(true, Ordering::SeqCst),
         Signal::SIGTSTP if stage != SUPERVISING => {
-            // Before it is: the other thread may be faster when the process goes on.
+            // Set before the stop, because the main thread may be the first to continue.
             WAS_CONTINUED.store(true, Ordering::SeqCst);
             return with_default_action(signal, || signal::raise(signal));
         }
@@ -97,8 +97,8 @@ async fn next() -> Signal {
     }
 }
 
-/// Waits for a signal that ends a wait. From the first call on, such a signal does not end the
-/// process by itself.
+/// Waits for a signal that ends a wait. From the first call on, such a signal no longer kills the
+/// process.
 ///
 /// # Cancel safety
 ///
@@ -108,7 +108,7 @@ pub(crate) async fn ending() -> Signal {
     next().await
 }
 
-/// From now on, no signal has its default action: [`received`] returns them all.
+/// Makes [`received`] return all signals from now on, instead of their default actions.
 pub(crate) fn supervise() {
     STAGE.store(SUPERVISING, Ordering::SeqCst);
 }
@@ -122,25 +122,25 @@ pub(crate) async fn received() -> Signal {
     next().await
 }
 
-/// Whether the process was stopped and continued since it began.
+/// Returns whether the process was stopped and continued since it started.
 pub(crate) async fn was_continued() -> bool {
-    // After a `kill -CONT`, the thread that takes it may need a moment.
+    // After a `kill -CONT`, the thread that receives it may need a moment.
     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     WAS_CONTINUED.load(Ordering::SeqCst)
 }
 
 /// Stops this process as Ctrl-Z does, by sending `SIGTSTP` to it, and returns when it is continued.
-/// The kernel does not stop what no shell could continue. On the main thread, which the kernel
-/// prefers for a signal that is not blocked there.
+/// The kernel does not stop a process that no shell could continue. Call this on the main thread,
+/// which the kernel prefers for a signal that is not blocked there.
 pub(crate) fn stop_by(send: impl FnOnce() -> nix::Result<()>) {
     with_default_action(Signal::SIGTSTP, send);
 }
 
-/// Ends this process by a signal, as the command was ended. Returns the code that stands for the
-/// signal if the process survives it: as process 1, and where the signal was ignored on entry.
+/// Kills this process with the signal that killed the command. If the process survives, because it
+/// is process 1 or the signal was ignored on entry, returns the exit code for the signal.
 pub(crate) fn die_by(number: i32) -> u8 {
     if let Ok(signal) = Signal::try_from(number) {
-        // The core of the command is of interest, not ours.
+        // Only the command's core dump is of interest, not that of this process.
         let none = Rlimit { current: Some(0), maximum: Some(0) };
         setrlimit(Resource::Core, none).unwrap_or_default();
         with_default_action(signal, || signal::raise(signal));
@@ -148,7 +148,7 @@ pub(crate) fn die_by(number: i32) -> u8 {
     u8::try_from(128 + number).unwrap_or(FAILED)
 }
 
-/// Sends a signal to this thread, and lets it act.
+/// Sends a signal while this thread does not block it, so that its default action takes place.
 fn with_default_action(signal: Signal, send: impl FnOnce() -> nix::Result<()>) {
     let mut this = SigSet::empty();
     this.add(signal);

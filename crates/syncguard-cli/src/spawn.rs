@@ -1,5 +1,5 @@
-//! Starting a process. The signals that this process blocks for itself are not blocked in it; what
-//! was ignored on entry is ignored in it, too.
+//! Starts processes. Signals that this process blocks are not blocked in the new process; signals
+//! that were ignored on entry stay ignored.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
@@ -11,10 +11,11 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 
-/// Variables that a process gets, or does not get.
+/// Environment variables to set, or to remove (`None`).
 pub(crate) type Variables<'a> = [(&'a str, Option<&'a str>)];
 
-/// Starts a program of the search path, in a group of processes or in that of this process.
+/// Starts a program from the search path, in `group`, or in the process group of this process with
+/// an empty standard input.
 pub(crate) fn spawn(
     command: &[OsString],
     variables: &Variables<'_>,
@@ -27,7 +28,7 @@ pub(crate) fn spawn(
     let mut flags =
         PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK;
     attributes.set_sigmask(&SigSet::empty())?;
-    // Every Rust program ignores it.
+    // Every Rust program ignores it; restore the default.
     let mut default = SigSet::empty();
     default.add(Signal::SIGPIPE);
     attributes.set_sigdefault(&default)?;

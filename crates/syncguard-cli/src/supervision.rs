@@ -1,5 +1,5 @@
-//! A command and the lock it runs under: signals are passed on, the command stops and goes on with
-//! this process, and ends before the lock does.
+//! Supervises a command and its lock: forwards signals, stops and continues together with the
+//! command, and terminates the command before the lock expires.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use rustix::process::WaitOptions;
-use syncguard::{AnyBackend, Extend, Key, LockBackend, LockGuard, LostReason, Ttl};
+use syncguard::{AnyBackend, ExtendOutcome, Key, LockBackend, LockGuard, LostReason, Ttl};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::child::{Change, CommandProcess, Ending};
@@ -15,10 +15,10 @@ use crate::exit::Failure;
 use crate::output::{self, Output};
 use crate::signals::{self, FORWARDED};
 use crate::spawn::spawn;
-use crate::watcher::{Report, Watcher, before_expiry};
+use crate::watcher::{Watcher, WatcherReport, before_expiry};
 use crate::{Context, target, waiting};
 
-/// What is supervised.
+/// A command under supervision, with its lock and its limits.
 pub(crate) struct Supervision<'a> {
     pub(crate) context: &'a Context,
     pub(crate) backend: &'a AnyBackend,
@@ -30,29 +30,29 @@ pub(crate) struct Supervision<'a> {
     pub(crate) on_lost: Option<&'a str>,
 }
 
-/// How it ended.
+/// How the supervision ended.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// The command has ended by itself.
+    /// The command ended by itself.
     Ended(Ending),
-    /// The command took too long, and was ended.
+    /// The command took longer than `--max-hold` and was terminated.
     TooLong,
-    /// The lock was lost, and the command was ended.
+    /// The lock was lost, and the command was terminated.
     Lost(LostReason),
 }
 
-/// Why the command is being ended.
+/// Why the command must end.
 enum Stop {
     TooLong,
     Lost(LostReason),
-    /// The lock was lost while the command was stopped: it does not go on.
+    /// The lock was lost while the command was stopped, so the command must not continue.
     LostWhileStopped(LostReason),
 }
 
 impl Supervision<'_> {
     /// Runs the command to its end.
     pub(crate) async fn run(mut self, command: &[OsString], key: &Key) -> Result<Outcome, Failure> {
-        // Before the start: ends are not told to who ignores them.
+        // Before the start: as long as SIGCHLD is ignored, the end of a child goes unnoticed.
         let mut changed = waiting::listen(Signal::SIGCHLD)?;
         let group = self.watcher.group().await?;
         if let Some(reason) = self.loss_if_not_fresh().await {
@@ -75,7 +75,7 @@ impl Supervision<'_> {
         let (guard, backend) = (self.guard, self.backend);
         let mut broken = std::pin::pin!(broken(backend, guard));
         let mut is_broken = false;
-        // Renewed at every third, seen before the next.
+        // The guard renews every third of the TTL, so this notices a renewal before the next one.
         let period = self.ttl.as_duration() / 6;
         let mut tick = tokio::time::interval_at(started + period, period);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -111,21 +111,21 @@ impl Supervision<'_> {
             tokio::select! {
                 _ = changed.recv() => {}
                 signal = signals::received() => match signal {
-                    // Ours, to the group that we share with a script.
+                    // Sent by this process to the group that it shares with a script.
                     Signal::SIGTSTP if was_stopped_at.is_some_and(is_recent) => {}
-                    // Typed in a pipeline, where the terminal is ours: we follow when the command
-                    // stops.
+                    // Ctrl-Z in a pipeline, where this process has the terminal: it stops when the
+                    // command does.
                     Signal::SIGTSTP => process.send(Signal::SIGTSTP),
                     Signal::SIGCONT => if let Some(reason) = self.loss().await {
                         break Stop::Lost(reason);
                     },
                     signal => self.pass_on(process, signal).await,
                 },
-                report = self.watcher.report() => if report == Report::Ended
+                report = self.watcher.report() => if report == WatcherReport::Ended
                     && let Change::None = process.change()
                 {
                     if let Err(failure) = self.watcher.replace() {
-                        // Nothing runs unwatched.
+                        // The command must not run without a watcher.
                         self.ask_and_kill(process, changed, Instant::now() + self.grace).await;
                         return Err(failure);
                     }
@@ -134,7 +134,7 @@ impl Supervision<'_> {
                 reason = guard.lost() => break Stop::Lost(reason),
                 () = &mut broken, if !is_broken => {
                     is_broken = true;
-                    // The guard hears of it.
+                    // Makes the guard notice the loss.
                     drop(guard.extend(self.ttl).await);
                 }
                 _ = tick.tick() => {
@@ -151,7 +151,7 @@ impl Supervision<'_> {
         Ok(self.end(process, changed, stop, expires_at).await)
     }
 
-    /// Passes a signal on, unless it has reached the command, too.
+    /// Forwards a signal, unless it has reached the command already.
     async fn pass_on(&mut self, process: &CommandProcess, signal: Signal) {
         if FORWARDED.contains(&signal) && !self.watcher.has_seen(signal).await {
             self.watcher.expect(signal);
@@ -159,23 +159,24 @@ impl Supervision<'_> {
         }
     }
 
-    /// Why the lock is lost, if the store was not asked just now and says so when asked.
+    /// Returns why the lock is lost, if it is. Asks the store unless the lock was just acquired.
     async fn loss_if_not_fresh(&self) -> Option<LostReason> {
         const FRESH: Duration = Duration::from_millis(100);
         let age = self.ttl.as_duration().saturating_sub(self.guard.remaining());
         if age < FRESH.min(self.ttl.as_duration() / 6) { None } else { self.loss().await }
     }
 
-    /// Why the lock is lost, if it is. Asks the store; without an answer the clock decides.
+    /// Returns why the lock is lost, if it is. Asks the store; if that fails, the guard's clock
+    /// decides.
     async fn loss(&self) -> Option<LostReason> {
         match self.guard.extend(self.ttl).await {
-            Ok(Extend::Extended(_)) => None,
+            Ok(ExtendOutcome::Extended(_)) => None,
             Err(_) if self.guard.is_valid() => None,
-            Ok(Extend::NotHeld(_)) | Err(_) => Some(self.guard.lost().await),
+            Ok(ExtendOutcome::NotHeld(_)) | Err(_) => Some(self.guard.lost().await),
         }
     }
 
-    /// Ends the command and all that it has started: asks first, then kills.
+    /// Terminates the process group of the command, with `SIGTERM` and then `SIGKILL`.
     async fn end(
         &mut self,
         process: &CommandProcess,
@@ -192,7 +193,7 @@ impl Supervision<'_> {
                 (Outcome::TooLong, why, self.grace)
             }
             Stop::LostWhileStopped(reason) => (Outcome::Lost(reason), lost(reason), Duration::ZERO),
-            // The store has let it go: when it would have expired does not matter.
+            // The lock is already gone, so its expiry does not limit the grace.
             Stop::Lost(reason @ LostReason::NotHeld) => {
                 (Outcome::Lost(reason), lost(reason), self.grace)
             }
@@ -215,8 +216,8 @@ impl Supervision<'_> {
         outcome
     }
 
-    /// Sends `SIGTERM` and, when the command has ended and at the latest at this time, `SIGKILL` to
-    /// what is left of the group: it must not go on without a lock.
+    /// Sends `SIGTERM`. When the command has ended, and no later than at `kill_at`, sends `SIGKILL`
+    /// to the rest of the group, because nothing may continue without a lock.
     async fn ask_and_kill(
         &mut self,
         process: &CommandProcess,
@@ -254,7 +255,7 @@ impl Supervision<'_> {
         }
     }
 
-    /// Starts the hook of the user, which runs beside the end of the command.
+    /// Starts the `--on-lost` command, which runs while the main command is terminated.
     fn start_hook(&self, reason: LostReason) -> Option<Pid> {
         let variables = [
             ("SYNCGUARD_KEY", Some(self.guard.key().as_str())),
@@ -264,19 +265,19 @@ impl Supervision<'_> {
         ];
         let started = spawn(&["sh", "-c", self.on_lost?].map(OsString::from), &variables, None);
         if let Err(cause) = &started {
-            self.context.output.say(&format!("cannot run the command of --on-lost: {cause}"));
+            self.context.output.say(&format!("cannot run the --on-lost command: {cause}"));
         }
         started.ok()
     }
 }
 
-/// Waits for the hook, for a while.
+/// Waits for the `--on-lost` command, and kills it after 10 seconds.
 async fn end_hook(output: Output, hook: Pid, started: Instant) {
     const LIMIT: Duration = Duration::from_secs(10);
-    // It may have been reaped together with others.
+    // `CommandProcess::change` may have reaped it already.
     while signal::kill(hook, None).is_ok() && !has_ended(hook) {
         if started.elapsed() > LIMIT {
-            output.say("the command of --on-lost took longer than 10s and was killed");
+            output.say("the --on-lost command took longer than 10s and was killed");
             signal::kill(hook, Signal::SIGKILL).unwrap_or_default();
             return;
         }
@@ -289,7 +290,7 @@ fn has_ended(process: Pid) -> bool {
     !matches!(rustix::process::waitpid(process, WaitOptions::NOHANG), Ok(None))
 }
 
-/// What to say about a lost lock.
+/// Returns the message about a lost lock.
 pub(crate) fn lost(reason: LostReason) -> String {
     match reason {
         LostReason::NotHeld => "lock lost: broken, or no longer in the store".to_owned(),
@@ -300,18 +301,18 @@ pub(crate) fn lost(reason: LostReason) -> String {
     }
 }
 
-/// Completes when the lock is no longer in the store, where the store tells of it.
+/// Completes when the lock is no longer in the store, if the store sends notifications.
 async fn broken(backend: &AnyBackend, guard: &LockGuard<AnyBackend>) {
-    /// Commands that are faster need no subscription.
+    /// Shorter commands need no subscription.
     const FIRST: Duration = Duration::from_secs(1);
-    /// Keys share notifications.
+    /// Limits lookups, because several keys may share notifications.
     const AT_MOST_EVERY: Duration = Duration::from_millis(100);
     tokio::time::sleep(FIRST).await;
-    let Some(mut notifications) = backend.wake_ups(guard.key()).await else {
+    let Some(mut notifications) = backend.subscribe(guard.key()).await else {
         return std::future::pending().await;
     };
     while !matches!(backend.lookup_id(&guard.lock_id()).await, Ok(None)) {
-        notifications.woken().await;
+        notifications.notified().await;
         tokio::time::sleep(AT_MOST_EVERY).await;
     }
 }

@@ -1,5 +1,6 @@
-//! Where the locks are: what was typed, the environment, or a file of this user.
+//! Selects the store: from the options, the environment, or the per-user default file.
 
+use std::borrow::Cow;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,14 +13,14 @@ use crate::args::Global;
 use crate::exit::{FAILED, Failure, USAGE};
 use crate::output::Output;
 
-/// The variable that holds the URL. Commands that are run do not see it.
+/// The variable that holds the URL. It is removed from the environment of the command.
 pub(crate) const VARIABLE: &str = "SYNCGUARD_URL";
-/// The variable that forbids the default store.
+/// The variable that disables the default store.
 const REQUIRE: &str = "SYNCGUARD_REQUIRE_URL";
-/// A variable that only commands below `run` see.
+/// A variable that is set only inside `syncguard run`.
 const INSIDE: &str = "SYNCGUARD_FENCE";
 
-/// Where the locks are, and who has said so.
+/// The store, and the source of its URL.
 #[derive(Debug)]
 pub(crate) struct Target {
     url: String,
@@ -28,17 +29,17 @@ pub(crate) struct Target {
     output: Output,
 }
 
-/// Who has said where the locks are.
+/// The source of the URL.
 #[derive(Debug, PartialEq, Eq)]
 enum Source {
     Option,
     File,
     Environment,
-    /// Nobody.
+    /// None: the default file is used.
     Default(PathBuf),
 }
 
-/// Whether a command is inside `syncguard run`.
+/// Returns whether this process runs inside `syncguard run`.
 pub(crate) fn is_inside_a_run() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
@@ -56,7 +57,7 @@ impl Target {
                 Ok(url) if !url.is_empty() => (url, Source::Environment),
                 Ok(_) | Err(std::env::VarError::NotPresent) => default_url()?,
                 Err(std::env::VarError::NotUnicode(_)) => {
-                    return Err(Failure::new(USAGE, format!("{VARIABLE} is not UTF-8")));
+                    return Err(Failure::new(USAGE, format!("{VARIABLE} is not valid UTF-8")));
                 }
             }
         };
@@ -67,7 +68,7 @@ impl Target {
         &self.url
     }
 
-    /// Who has said where the locks are, as programs read it.
+    /// Returns the source of the URL, as it appears in JSON.
     pub(crate) fn source(&self) -> &'static str {
         match self.source {
             Source::Option => "--url",
@@ -77,12 +78,12 @@ impl Target {
         }
     }
 
-    /// Which store it is, without a password.
+    /// Returns the name of the store, without a password.
     pub(crate) fn place(&self) -> Option<String> {
         Address::parse(&self.url).map(|address| address.place())
     }
 
-    /// Names the store in a failure that is about it.
+    /// Adds the name of the store to a failure of the store.
     pub(crate) fn locate(&self, failure: Failure) -> Failure {
         let Some(address) = Address::parse(&self.url).filter(|_| failure.is_about_the_store())
         else {
@@ -95,20 +96,20 @@ impl Target {
         failure.located(message)
     }
 
-    /// Connects to take locks. A file that is not there is created.
+    /// Connects for a command that acquires locks. Creates a missing file.
     pub(crate) async fn connect(&self) -> Result<AnyBackend, Failure> {
         self.prepare()?;
         Ok(self.open().await?)
     }
 
-    /// What has to be in order before a store that takes locks can be opened, even repeatedly.
+    /// Checks the URL and creates the default directory. Call this once before [`Self::open`].
     pub(crate) fn prepare(&self) -> Result<(), Failure> {
         self.admit()?;
         if let Source::Default(file) = &self.source {
             return create_private_folder(file);
         }
         let Some(file) = self.file()? else { return Ok(()) };
-        // A mistyped path does not become right by waiting.
+        // Fail at once on a mistyped path instead of retrying until the wait ends.
         match file.parent() {
             Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
                 Err(Failure::new(
@@ -123,17 +124,17 @@ impl Target {
         }
     }
 
-    /// One attempt to open the store.
+    /// Makes one attempt to open the store.
     pub(crate) async fn open(&self) -> Result<AnyBackend, syncguard::Error> {
-        syncguard::connect(&self.url).await
+        syncguard::connect(&with_one_connection(&self.url)).await
     }
 
-    /// Connects to look at locks. Nothing is created.
+    /// Connects for a command that uses existing locks. Creates nothing.
     pub(crate) async fn connect_existing(&self) -> Result<AnyBackend, Failure> {
         self.admit()?;
         match self.file()? {
             Some(file) if !file.exists() => match self.source {
-                // Nobody has taken a lock yet, and that is an answer.
+                // No lock was ever acquired, so an empty store gives the right result.
                 Source::Default(_) => Ok(syncguard::connect("memory:").await?),
                 _ => Err(Failure::new(
                     FAILED,
@@ -145,31 +146,32 @@ impl Target {
         }
     }
 
-    /// Whether the default store is used and has not been created yet.
+    /// Returns whether the default store is used and does not exist yet.
     pub(crate) fn is_unused_default(&self) -> bool {
         matches!(&self.source, Source::Default(file) if !file.exists())
     }
 
-    /// Refuses the default store where it would be a mistake, and says that it is used elsewhere.
+    /// Refuses the default store where it would be a mistake, and prints a note otherwise.
     fn admit(&self) -> Result<(), Failure> {
         let Source::Default(file) = &self.source else { return Ok(()) };
-        let hint = format!("name the store with --url, --url-file or {VARIABLE}");
+        let hint = format!("set --url, --url-file or {VARIABLE}");
         if is_inside_a_run() {
-            let message =
-                "inside `syncguard run` the store must be named: the URL is not passed on";
+            let message = "no store URL: `syncguard run` does not pass its own to the command";
             return Err(Failure::new(USAGE, message).hint(hint));
         }
         if self.is_required {
-            return Err(Failure::new(USAGE, "no store is named, and one is required").hint(hint));
+            let message = "no store URL, and the default store is disabled";
+            return Err(Failure::new(USAGE, message).hint(hint));
         }
         self.output.note(&format!(
-            "no --url, --url-file or {VARIABLE}: locks exclude only this user on this machine ({})",
+            "no --url, --url-file or {VARIABLE}: using the default store, which only this user on \
+             this machine shares ({})",
             file.display()
         ));
         Ok(())
     }
 
-    /// The file of a SQLite store.
+    /// Returns the file of a SQLite store.
     fn file(&self) -> Result<Option<PathBuf>, Failure> {
         if !self.url.starts_with("sqlite:") {
             return Ok(None);
@@ -178,7 +180,7 @@ impl Target {
     }
 }
 
-/// The URL in a file.
+/// Reads the URL from a file.
 fn read(path: &Path, output: Output) -> Result<String, Failure> {
     let unreadable = |cause: std::io::Error| {
         Failure::new(FAILED, format!("cannot read URL file {}: {cause}", path.display()))
@@ -202,8 +204,8 @@ fn default_url() -> Result<(String, Source), Failure> {
     let file = default_file()?;
     let path = file
         .to_str()
-        .ok_or_else(|| Failure::new(FAILED, "the path of the state directory is not UTF-8"))?;
-    // What has a meaning in a URL.
+        .ok_or_else(|| Failure::new(FAILED, "the path of the default store is not valid UTF-8"))?;
+    // Escape the characters that are special in a URL.
     let path = path.replace('%', "%25").replace('?', "%3F").replace('#', "%23");
     Ok((format!("sqlite:{path}"), Source::Default(file)))
 }
@@ -212,32 +214,46 @@ fn absolute(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
-/// `$XDG_STATE_HOME/syncguard/locks.db`, by default in `~/.local/state`.
+/// Returns `$XDG_STATE_HOME/syncguard/locks.db`, by default in `~/.local/state`.
 fn default_file() -> Result<PathBuf, Failure> {
     let state = absolute("XDG_STATE_HOME")
         .or_else(|| Some(absolute("HOME")?.join(".local").join("state")))
         .ok_or_else(|| {
-            Failure::new(FAILED, "there is no home directory for the default store")
-                .hint("name a store with --url")
+            Failure::new(FAILED, "no directory for the default store: HOME is unset or relative")
+                .hint("set --url")
         })?;
     Ok(state.join("syncguard").join("locks.db"))
 }
 
-/// Others must not touch the locks of this user.
+/// Creates the file's directory with mode 0700, because other users must not access the locks.
 fn create_private_folder(file: &Path) -> Result<(), Failure> {
     use std::os::unix::fs::DirBuilderExt;
-    // A service has a home directory that does not exist on purpose.
+    // The home directory of a service may be missing on purpose.
     if let Some(home) = absolute("HOME")
         && file.starts_with(&home)
         && !home.is_dir()
     {
-        let message = format!("the home directory {} does not exist", home.display());
-        return Err(Failure::new(FAILED, message).hint("name a store with --url"));
+        let message = format!(
+            "cannot create the default store: the home directory {} does not exist",
+            home.display()
+        );
+        return Err(Failure::new(FAILED, message).hint("set --url"));
     }
     let folder = file.parent().unwrap_or(file);
     let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
     created.map_err(|cause| {
-        Failure::new(FAILED, format!("cannot create {}: {cause}", folder.display()))
-            .hint("name a store with --url")
+        Failure::new(FAILED, format!("cannot create directory {}: {cause}", folder.display()))
+            .hint("set --url")
     })
+}
+
+/// Limits PostgreSQL to one connection, unless the URL sets `pool_size`. The command performs one
+/// operation at a time, so it needs no more, even while it waits.
+fn with_one_connection(url: &str) -> Cow<'_, str> {
+    let is_postgres = url.starts_with("postgres://") || url.starts_with("postgresql://");
+    if !is_postgres || url.contains("pool_size=") {
+        return Cow::Borrowed(url);
+    }
+    let separator = if url.contains('?') { '&' } else { '?' };
+    Cow::Owned(format!("{url}{separator}pool_size=1"))
 }

@@ -1,12 +1,12 @@
-//! The terminal: one group of processes at a time is in its foreground, reads from it and gets
-//! Ctrl-C.
+//! The terminal. One process group at a time is in its foreground: it reads from the terminal and
+//! receives Ctrl-C.
 
 use std::fs::File;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::unistd::{self, Pid};
 
-/// The terminal of this process.
+/// The controlling terminal of this process.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     tty: File,
@@ -19,7 +19,7 @@ impl Terminal {
         Some(Self { tty, own_group: unistd::getpgrp() })
     }
 
-    /// Whether our own group is in the foreground.
+    /// Returns whether the process group of this process is in the foreground.
     pub(crate) fn is_ours(&self) -> bool {
         self.foreground() == Some(self.own_group)
     }
@@ -28,20 +28,20 @@ impl Terminal {
         unistd::tcgetpgrp(&self.tty).ok()
     }
 
-    /// Puts a group into the foreground.
+    /// Moves a process group to the foreground.
     pub(crate) fn give(&self, group: Pid) {
-        // From the background this is only allowed to who does not hear the objection.
+        // From the background, this sends SIGTTOU and fails unless that signal is blocked.
         let mut objection = SigSet::empty();
         objection.add(Signal::SIGTTOU);
         let before = objection.thread_swap_mask(SigmaskHow::SIG_BLOCK);
-        // Without a terminal there is nothing to give.
+        // Fails if the terminal is gone, and then there is nothing to do.
         unistd::tcsetpgrp(&self.tty, group).unwrap_or_default();
         if let Ok(before) = before {
             before.thread_set_mask().unwrap_or_default();
         }
     }
 
-    /// The group of this process: alone in it, or together with a script that started it.
+    /// Returns the process group of this process, which it may share with a calling script.
     pub(crate) fn own_group(&self) -> Pid {
         self.own_group
     }

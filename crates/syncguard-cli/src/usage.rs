@@ -1,4 +1,4 @@
-//! What was typed, or why it is a usage error and what may have been meant.
+//! Parses the command line, and adds hints to usage errors.
 
 use std::ffi::OsString;
 
@@ -9,7 +9,7 @@ use crate::args::{Cli, Command};
 use crate::exit::{Failure, USAGE};
 use crate::output;
 
-/// Commands of other tools, and ours.
+/// Command names of other tools, and the matching ones of `syncguard`.
 const COMMANDS: [(&str, &str); 9] = [
     ("lock", "acquire"),
     ("unlock", "release"),
@@ -22,7 +22,7 @@ const COMMANDS: [(&str, &str); 9] = [
     ("delete", "break"),
 ];
 
-/// Options of other tools, and ours.
+/// Options of other tools, and the matching ones of `syncguard`.
 const OPTIONS: [(&str, &str); 7] = [
     ("--timeout", "--wait"),
     ("--nonblock", "--no-wait"),
@@ -33,13 +33,13 @@ const OPTIONS: [(&str, &str); 7] = [
     ("--json", "--format json"),
 ];
 
-/// What was typed. Help and usage errors end the process.
+/// Parses the command line. Help and usage errors end the process.
 pub(crate) fn parse() -> Cli {
     let typed: Vec<OsString> = std::env::args_os().collect();
     match Cli::try_parse_from(&typed) {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() && error.kind() != DISPLAYS_HELP => {
-            // Rendered as it is, a control character in what was typed would be lost.
+            // clap drops control characters, so escape the arguments and parse them again.
             let escaped = typed.iter().map(|word| output::printable(&word.to_string_lossy()));
             let shown = Cli::try_parse_from(escaped).err().unwrap_or(error);
             let text = shown.render().to_string();
@@ -55,7 +55,7 @@ pub(crate) fn parse() -> Cli {
     }
 }
 
-/// `syncguard` alone shows its help, which is an error too.
+/// The kind of error that `syncguard` without arguments causes: it prints the help.
 const DISPLAYS_HELP: ErrorKind = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
 
 fn hint(error: &clap::Error, typed: &[OsString]) -> Option<String> {
@@ -88,14 +88,14 @@ fn hint(error: &clap::Error, typed: &[OsString]) -> Option<String> {
         .then(|| "did you mean `--` before the command? syncguard run KEY -- COMMAND".to_owned())
 }
 
-/// Refuses what contradicts itself, and turns `-c` into the command that it stands for.
+/// Refuses contradictory options, and turns `-c` into a `/bin/sh` command.
 pub(crate) fn check(cli: &mut Cli) -> Result<(), Failure> {
     let Command::Run(run) = &mut cli.command else { return Ok(()) };
     if let (Some(least), Some(most)) = (run.hold_at_least, run.max_hold)
         && least > most
     {
-        let message = "--hold-at-least is longer than --max-hold";
-        return Err(Failure::new(USAGE, message).hint("give --max-hold the larger value"));
+        let message = "--hold-at-least must not be longer than --max-hold";
+        return Err(Failure::new(USAGE, message).hint("increase --max-hold"));
     }
     if let Some(command) = run.shell_command.take() {
         run.command = vec!["/bin/sh".into(), "-c".into(), command];

@@ -1,5 +1,4 @@
-//! Waiting for a lock: through trouble with the store, with a line at the terminal, and an end by
-//! Ctrl-C.
+//! Waits for a lock: retries after store errors, shows progress, and ends on Ctrl-C.
 
 use std::time::{Duration, Instant};
 
@@ -16,50 +15,50 @@ use crate::reporting::Reporting;
 use crate::signals;
 use crate::target::is_inside_a_run;
 
-/// The variable that names the lock where nothing else does. Commands that are run see their own.
+/// The variable that names the lock if no argument does. `run` sets it for its command.
 const KEY: &str = "SYNCGUARD_KEY";
 
-/// What came of waiting.
+/// The result of a wait.
 pub(crate) enum Obtained {
     Lock(Box<LockGuard<AnyBackend>>),
-    /// A signal came first. Die by it: see [`signals::die_by`].
+    /// A signal arrived first. End with [`signals::die_by`].
     Interrupted(Signal),
 }
 
-/// The key of a lock to take.
+/// Returns the key of a lock to acquire.
 pub(crate) fn key(args: &KeyArgs) -> Result<Key, Failure> {
     if args.argument.is_none() && args.option.is_none() && is_inside_a_run() {
-        // It would wait for the lock that it runs under.
-        let message = format!("{KEY} names the lock that is held here already");
+        // It would wait for the lock of the enclosing run, forever.
+        let message = format!("{KEY} is the lock that the enclosing `syncguard run` already holds");
         return Err(Failure::new(USAGE, message).hint("name another lock with --key"));
     }
     key_to_look_at(args)
 }
 
-/// The key of a lock to look at.
+/// Returns the key of a lock to look at.
 pub(crate) fn key_to_look_at(args: &KeyArgs) -> Result<Key, Failure> {
     let typed = args.argument.clone().or_else(|| args.option.clone());
     let text = match typed {
         Some(text) => text,
         None => std::env::var(KEY).ok().filter(|text| !text.is_empty()).ok_or_else(|| {
-            Failure::new(USAGE, "no key").hint(format!("name the lock: KEY, --key KEY or {KEY}"))
+            Failure::new(USAGE, "no key").hint(format!("pass KEY or --key KEY, or set {KEY}"))
         })?,
     };
-    Key::new(text).map_err(|error| Failure::new(USAGE, error.to_string()))
+    Key::new(text).map_err(|error| Failure::new(USAGE, error.message()))
 }
 
-/// A time to live as it was typed.
+/// Converts the value of `--ttl`.
 pub(crate) fn ttl(duration: Duration) -> Result<Ttl, Failure> {
-    Ttl::new(duration).map_err(|error| Failure::new(USAGE, format!("--ttl: {error}")))
+    Ttl::new(duration).map_err(|error| Failure::new(USAGE, format!("--ttl: {}", error.message())))
 }
 
-/// Hears one of these signals.
+/// Returns a stream of one kind of signal.
 pub(crate) fn listen(signal: Signal) -> Result<unix::Signal, Failure> {
     unix::signal(SignalKind::from_raw(signal as i32))
         .map_err(|cause| Failure::new(FAILED, format!("cannot listen for signals: {cause}")))
 }
 
-/// When a wait that begins now ends; `None` for never.
+/// Returns when a wait that begins now ends, or `None` for never.
 pub(crate) fn deadline(wait: WaitLimit) -> Option<Instant> {
     match wait {
         WaitLimit::For(time) => Instant::now().checked_add(time),
@@ -67,22 +66,22 @@ pub(crate) fn deadline(wait: WaitLimit) -> Option<Instant> {
     }
 }
 
-/// Options for a lock that is waited for like this.
+/// Converts the wait options to options of the library.
 pub(crate) fn options(waiting: &Waiting) -> Result<LockOptions, Failure> {
     let options =
-        LockOptions::default().ttl(ttl(waiting.ttl)?).ride_out_errors(!waiting.conflict.fail_fast);
+        LockOptions::default().ttl(ttl(waiting.ttl)?).retry_on_error(!waiting.conflict.fail_fast);
     Ok(match waiting.wait {
-        // No time at all is one attempt, which needs no limit.
+        // Zero means one attempt, which needs no timeout.
         WaitLimit::For(Duration::ZERO) => options,
         WaitLimit::For(time) => options.timeout(time),
         WaitLimit::Forever => options.wait_forever(),
     })
 }
 
-/// Time for an attempt, however long connecting took.
+/// The minimum time for an attempt, no matter how long connecting took.
 const LAST_ATTEMPT: Duration = Duration::from_millis(100);
 
-/// Connects to the store of a lock that is waited for. The time that it takes is part of the wait.
+/// Connects to the store, and returns a locker. The time to connect counts as part of the wait.
 pub(crate) async fn locker(
     context: &Context,
     key: &Key,
@@ -101,7 +100,7 @@ pub(crate) async fn locker(
     let options = match (waiting.wait, deadline) {
         (WaitLimit::For(wait), Some(deadline)) if is_patient => {
             let left = deadline.saturating_duration_since(Instant::now());
-            // Connected at the last moment, one attempt is still made.
+            // Even if connecting took all of the time, one attempt is made.
             options.timeout(left.max(wait.min(LAST_ATTEMPT)))
         }
         _ => options,
@@ -110,7 +109,7 @@ pub(crate) async fn locker(
     Ok(Locker::builder(backend).options(options).build()?)
 }
 
-/// Connects, again and again while errors may pass, until the deadline.
+/// Connects to the store, and retries after retryable errors until the deadline.
 pub(crate) async fn connect_until(
     context: &Context,
     deadline: Option<Instant>,
@@ -130,7 +129,7 @@ pub(crate) async fn connect_until(
             Ok(Err(error)) => return Err(error.into()),
             Err(_elapsed) => syncguard::Error::new(
                 ErrorCode::NetworkTimeout,
-                "no answer before the wait was over",
+                "no response before the wait timed out",
             ),
         };
         let pause = delay.mul_f64(0.5 + jitter());
@@ -140,14 +139,15 @@ pub(crate) async fn connect_until(
         if is_first {
             is_first = false;
             let failure = context.target.locate(error.into());
-            context.output.note(&format!("{failure}; trying again until the wait is over"));
+            context.output.note(&format!("{failure}; retrying until the wait ends"));
         }
         tokio::time::sleep(pause).await;
         delay = (delay * 2).min(LONGEST_DELAY);
     }
 }
 
-/// Between 0 and 1, so that processes that failed together do not come back together.
+/// Returns a number from 0 to 1, so that processes that failed at the same time do not retry at the
+/// same time.
 fn jitter() -> f64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let nanos = now.map_or(0, |now| now.subsec_nanos());
@@ -192,11 +192,11 @@ pub(crate) async fn obtain(
                 }
             }
         },
-        () = indicate(context, key) => unreachable!("it never ends"),
+        () = indicate(context, key) => unreachable!("BUG: progress never completes"),
     }
 }
 
-/// Does something unless a signal ends it first. Die by that: see [`signals::die_by`].
+/// Runs a future until it completes or a signal arrives. End with [`signals::die_by`] on a signal.
 pub(crate) async fn unless_ended<T>(work: impl Future<Output = T>) -> Result<T, Signal> {
     tokio::select! {
         biased;

@@ -1,6 +1,6 @@
-//! The watcher: a second process that outlives a `kill -9` of the first. It leads the group in which
-//! the command runs, and ends the group unless it is dismissed: when the first process is gone, and
-//! when the time that it last announced is over.
+//! The watcher: a second process that survives a `kill -9` of the main process. It leads the
+//! process group of the command. Unless it is dismissed, it terminates the group when the main
+//! process is gone, or when the lock time that the main process last announced runs out.
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,22 +20,22 @@ use crate::signals::FORWARDED;
 use crate::target;
 use crate::terminal::Terminal;
 
-/// The first report of a watcher: from now on no signal to the group ends it.
+/// The first report of a watcher: from now on, it survives signals to the group.
 const READY: u8 = 0;
 
-/// The report of a watcher that ends the group because the time is over.
+/// The report of a watcher that terminates the group because the announced time ran out.
 const OVERDUE: u8 = u8::MAX;
 
-/// What the first process tells the watcher, one per line; or for how many milliseconds the lock is
-/// still held.
+/// Orders from the main process to the watcher, one per line. A number is an order, too: for how
+/// many milliseconds the lock is still held.
 const DISMISS: &str = "dismiss";
 const PAUSE: &str = "pause";
 
-/// How long a signal that was sent to many processes takes to reach the last of them.
+/// How long a signal to several processes may take to reach the last of them.
 const DELIVERY: Duration = Duration::from_millis(50);
 
-/// The watcher, as the first process sees it. Dropped without [`dismiss`](Self::dismiss), it ends
-/// the group.
+/// The main process's handle to the watcher. If it is dropped without [`dismiss`](Self::dismiss),
+/// the watcher terminates the group.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     process: Child,
@@ -45,23 +45,23 @@ pub(crate) struct Watcher {
     grace: Duration,
     is_ready: bool,
     is_overdue: bool,
-    /// Signals that reached the group, and not from here.
+    /// Signals that reached the group from another process.
     seen: Vec<(u8, Instant)>,
-    /// Signals that were sent to the group from here, and will be reported.
+    /// Signals that this process sent to the group, and that the watcher will report.
     sent: Vec<u8>,
 }
 
-/// Something that the watcher has noticed.
+/// A report of the watcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Report {
-    /// That it is ready, that the time is over, or a signal that has reached the group.
+pub(crate) enum WatcherReport {
+    /// `READY`, `OVERDUE`, or the number of a signal that reached the group.
     Byte(u8),
-    /// The watcher itself has ended.
+    /// The watcher itself ended.
     Ended,
 }
 
 impl Watcher {
-    /// Starts it, in a group of its own. Must be called inside a tokio runtime.
+    /// Starts the watcher in a new process group. Must be called inside a tokio runtime.
     pub(crate) fn start(grace: Duration) -> Result<Self, Failure> {
         let (process, orders, reports) = Self::spawn(grace, Pid::from_raw(0))?;
         let group = Pid::from_raw(i32::try_from(process.id()).unwrap_or(i32::MAX));
@@ -75,7 +75,7 @@ impl Watcher {
         group: Pid,
     ) -> Result<(Child, Option<ChildStdin>, pipe::Receiver), Failure> {
         let failed = |cause: std::io::Error| {
-            Failure::new(FAILED, format!("cannot start the watcher of the command: {cause}"))
+            Failure::new(FAILED, format!("cannot start the watcher process: {cause}"))
         };
         let mut process = Command::new(own_program().map_err(failed)?)
             .arg0("syncguard")
@@ -94,18 +94,18 @@ impl Watcher {
         Ok((process, orders, reports))
     }
 
-    /// The group that it leads, once no signal to the group can end it.
+    /// Waits until the watcher survives signals to its group, and returns the group.
     pub(crate) async fn group(&mut self) -> Result<Pid, Failure> {
         while !self.is_ready {
-            if self.report().await == Report::Ended {
-                return Err(Failure::new(FAILED, "the watcher of the command has ended"));
+            if self.report().await == WatcherReport::Ended {
+                return Err(Failure::new(FAILED, "the watcher process ended unexpectedly"));
             }
         }
         Ok(self.group)
     }
 
-    /// Starts another one in the place of one that has ended. As long as the command runs, its
-    /// group exists, and can be joined.
+    /// Replaces a watcher that ended. The new one can join the group, because the group exists as
+    /// long as the command runs.
     pub(crate) fn replace(&mut self) -> Result<(), Failure> {
         (self.process, self.orders, self.reports) = Self::spawn(self.grace, self.group)?;
         Ok(())
@@ -116,28 +116,28 @@ impl Watcher {
     /// # Cancel safety
     ///
     /// No report is lost when this is dropped.
-    pub(crate) async fn report(&mut self) -> Report {
+    pub(crate) async fn report(&mut self) -> WatcherReport {
         loop {
             let mut byte = [0];
             match self.reports.try_read(&mut byte) {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                     if self.reports.readable().await.is_err() {
-                        return Report::Ended;
+                        return WatcherReport::Ended;
                     }
                 }
-                Ok(0) | Err(_) => return Report::Ended,
+                Ok(0) | Err(_) => return WatcherReport::Ended,
                 Ok(_) => return self.take(byte[0]),
             }
         }
     }
 
-    fn take(&mut self, byte: u8) -> Report {
+    fn take(&mut self, byte: u8) -> WatcherReport {
         match byte {
             READY => self.is_ready = true,
             OVERDUE => self.is_overdue = true,
             signal => self.note(signal),
         }
-        Report::Byte(byte)
+        WatcherReport::Byte(byte)
     }
 
     fn note(&mut self, signal: u8) {
@@ -148,19 +148,19 @@ impl Watcher {
         }
     }
 
-    /// Notes that a signal is sent to the group from here.
+    /// Notes that this process is about to send a signal to the group.
     pub(crate) fn expect(&mut self, signal: Signal) {
         if let Ok(signal) = u8::try_from(signal as i32) {
             self.sent.push(signal);
         }
     }
 
-    /// Whether a signal that has just reached this process has reached the group, too: sent to all
-    /// processes of a service, for example.
+    /// Returns whether a signal that just reached this process also reached the group, for example
+    /// because it was sent to all processes of a service.
     ///
     /// # Cancel safety
     ///
-    /// Dropped half-way, it may have forgotten a signal that was seen.
+    /// If this is dropped before it completes, it may have forgotten a signal that was seen.
     pub(crate) async fn has_seen(&mut self, signal: Signal) -> bool {
         let signal = u8::try_from(signal as i32).unwrap_or_default();
         let until = tokio::time::Instant::now() + DELIVERY;
@@ -171,16 +171,16 @@ impl Watcher {
                 return true;
             }
             let report = tokio::time::timeout_at(until, self.report()).await;
-            if !matches!(report, Ok(Report::Byte(_))) {
+            if !matches!(report, Ok(WatcherReport::Byte(_))) {
                 return false;
             }
         }
     }
 
-    /// Whether the watcher has ended the group because the time that was last announced is over.
+    /// Returns whether the watcher terminated the group because the announced time ran out.
     pub(crate) fn has_ended_group(&mut self) -> bool {
         let mut byte = [0];
-        // Past the runtime, which has not looked since.
+        // Read directly, because the runtime may not know yet that the pipe is readable.
         while let Ok(1) = unistd::read(&self.reports, &mut byte) {
             self.take(byte[0]);
         }
@@ -189,30 +189,30 @@ impl Watcher {
 
     fn order(&mut self, order: &str) {
         if let Some(orders) = &mut self.orders {
-            // If it has ended, its reports end too.
+            // If the watcher ended, `report` returns that.
             drop(orders.write_all(format!("{order}\n").as_bytes()));
         }
     }
 
-    /// The lock is held for this long, unless more is announced. When that is nearly over, the
-    /// watcher ends the group, whatever this process does.
+    /// Announces that the lock is held for this long. Unless another order follows, the watcher
+    /// terminates the group shortly before that time runs out.
     pub(crate) fn held_for(&mut self, time: Duration) {
         self.order(&time.as_millis().to_string());
     }
 
-    /// The command is stopped, or being ended: nothing is announced.
+    /// Withdraws the announced time, because the command is stopped or this process terminates it.
     pub(crate) fn pause(&mut self) {
         self.order(PAUSE);
     }
 
-    /// All is well: the group is left alone.
+    /// Tells the watcher to exit and to leave the group alone.
     pub(crate) fn dismiss(&mut self) {
         self.order(DISMISS);
         drop(self.orders.take());
     }
 }
 
-/// Waits until the watcher has ended, and the group with it unless it was dismissed.
+/// Waits until the watcher has ended, and the group, too, unless the watcher was dismissed.
 impl Drop for Watcher {
     fn drop(&mut self) {
         drop(self.orders.take());
@@ -221,18 +221,18 @@ impl Drop for Watcher {
     }
 }
 
-/// The program that this process runs, even if another one has been installed since.
+/// Returns the program of this process, even if another version was installed meanwhile.
 fn own_program() -> std::io::Result<PathBuf> {
     let running = PathBuf::from("/proc/self/exe");
     if running.exists() { Ok(running) } else { std::env::current_exe() }
 }
 
-/// What the watcher does.
+/// Runs the watcher, and returns its exit code.
 pub(crate) fn watch(grace: Duration) -> u8 {
-    // Ctrl-C and everything else is for the command.
+    // Ctrl-C and all other signals are for the command.
     let all = SigSet::all();
     all.thread_block().unwrap_or_default();
-    // Who kills all processes called `syncguard` does not mean the one that cleans up after it.
+    // `killall syncguard` must not kill the process that cleans up.
     #[cfg(target_os = "linux")]
     nix::sys::prctl::set_name(c"sg-watch").unwrap_or_default();
     let owner = unistd::getpgid(Some(unistd::getppid())).ok();
@@ -247,7 +247,7 @@ pub(crate) fn watch(grace: Duration) -> u8 {
         }
     });
     let mut orders = Orders::default();
-    // A little later than the first process, which does the same if it can.
+    // A little later than the main process, which does the same if it can.
     let patience = grace.mul_f32(0.9);
     let mut expires_at: Option<Instant> = None;
     loop {
@@ -272,14 +272,14 @@ pub(crate) fn watch(grace: Duration) -> u8 {
     }
 }
 
-/// The orders that come by standard input.
+/// The orders that arrive on standard input.
 #[derive(Default)]
 struct Orders {
-    /// What was read and is no whole line yet, or was not asked for.
+    /// Bytes that were read but not returned yet, possibly an incomplete line.
     rest: Vec<u8>,
 }
 
-/// Why there is no order.
+/// Why no order arrived: not before the deadline, or standard input is closed.
 enum NoOrder {
     InTime,
     EverAgain,
@@ -295,7 +295,7 @@ impl Orders {
                 return Ok(String::from_utf8_lossy(&line).trim_end().to_owned());
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            // Whole milliseconds, so that it is not too early; a wait that is too long is repeated.
+            // Rounded up, so that it does not end early. Too long a wait is split and repeated.
             let limit = left.map_or(PollTimeout::NONE, |left| {
                 let left = left.saturating_add(Duration::from_millis(1));
                 PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
@@ -319,7 +319,7 @@ impl Orders {
     }
 }
 
-/// How long to wait so that something is over before this time is.
+/// Returns a time that ends slightly before `left` does.
 pub(crate) fn before_expiry(left: Duration) -> Duration {
     left.saturating_sub((left / 10).min(Duration::from_millis(100)))
 }
@@ -329,7 +329,7 @@ fn report(byte: u8) {
     drop(stdout.write_all(&[byte]).and_then(|()| stdout.flush()));
 }
 
-/// Ends the group: asks, and kills after this time.
+/// Terminates the group: sends `SIGTERM`, and `SIGKILL` after this time.
 fn end(owner: Option<Pid>, kill_after: Duration) -> u8 {
     let kill_at = Instant::now() + kill_after;
     let group = unistd::getpgrp();
@@ -337,14 +337,14 @@ fn end(owner: Option<Pid>, kill_after: Duration) -> u8 {
         && let Some(terminal) = Terminal::open()
         && terminal.foreground() == Some(group)
     {
-        // A script that goes on may want to read.
+        // A calling script that continues may read from the terminal.
         terminal.give(owner);
     }
     for gentle in [Signal::SIGTERM, Signal::SIGCONT] {
         signal::killpg(group, gentle).unwrap_or_default();
     }
-    // From outside of the group it can be seen whether anything is left of it. This process leads
-    // it, so its number is not given to another one.
+    // Only from outside of the group can this process see whether the group is empty. The number of
+    // a group is not reused while its leader, normally this process, is alive.
     let is_outside = owner.is_some_and(|owner| unistd::setpgid(Pid::from_raw(0), owner).is_ok());
     while Instant::now() < kill_at && !(is_outside && signal::killpg(group, None).is_err()) {
         std::thread::sleep(Duration::from_millis(5));

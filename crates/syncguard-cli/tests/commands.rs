@@ -1,4 +1,5 @@
-//! The other commands, by the real binary on SQLite, Redis and Firestore, and what a person can get wrong.
+//! The commands other than `run`, tested with the real binary on SQLite, Redis and Firestore, and
+//! usage errors.
 
 mod support;
 
@@ -15,18 +16,18 @@ fn json(output: &std::process::Output) -> Value {
 }
 
 #[test]
-fn a_script_can_take_keep_and_give_back_a_lock() {
+fn scripts_can_acquire_extend_and_release_a_lock() {
     for store in Store::all() {
         let output = store.run(&["acquire", "--key", "k", "--ttl", "1m"]);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let lock_id = stdout(&output).trim().to_owned();
         assert_eq!(lock_id.len(), 22);
-        assert!(!stderr(&output).contains(&lock_id), "the receipt is data, no message");
+        assert!(!stderr(&output).contains(&lock_id), "the lock id is data, not a message");
         assert_eq!(store.code(&["acquire", "--key", "k", "--no-wait"]), 124);
         assert_eq!(store.code(&["status", "k"]), 0);
         assert_eq!(store.code(&["owns", &lock_id]), 0);
         assert_eq!(store.code(&["extend", &lock_id, "--ttl", "2m"]), 0);
-        // By standard input, where `ps` does not see it.
+        // From standard input, which hides it from `ps`.
         let mut owns = store.command(&["owns", "-"]);
         let mut owns = owns.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("runs");
         let mut stdin = owns.stdin.take().expect("piped");
@@ -42,7 +43,7 @@ fn a_script_can_take_keep_and_give_back_a_lock() {
 }
 
 #[test]
-fn programs_read_json() {
+fn json_output_has_the_documented_fields() {
     for store in Store::all() {
         let receipt = json(&store.run(&["acquire", "--key", "k", "--format", "json"]));
         assert_eq!(receipt["fence"], "000000000000001");
@@ -52,7 +53,7 @@ fn programs_read_json() {
         assert_eq!(status["locked"], true);
         assert_eq!(status["lock"]["fence"], "000000000000001");
         let list = store.run(&["ls", "--format", "json"]);
-        assert!(!stdout(&list).contains(&lock_id), "no lock id where none was asked for");
+        assert!(!stdout(&list).contains(&lock_id), "ls shows no lock ids");
         let list = json(&list);
         assert_eq!(list["locks"].as_array().expect("a list").len(), 1);
         assert!(list["locks"][0].get("key").is_none(), "sanitized");
@@ -73,7 +74,7 @@ fn programs_read_json() {
 }
 
 #[test]
-fn ls_shows_what_is_held_and_nothing_else() {
+fn ls_lists_only_held_locks() {
     for store in Store::all() {
         assert_eq!(store.code(&["setup"]), 0);
         assert_eq!(stdout(&store.run(&["ls"])), "");
@@ -82,7 +83,7 @@ fn ls_shows_what_is_held_and_nothing_else() {
                 store.code(&["acquire", "-q", "--key", &format!("key\u{1b}[2J {number}")]),
                 0
             );
-            // One that is free again leaves its counter behind.
+            // A released lock leaves its fence counter behind, which must not be listed.
             assert_eq!(
                 store.code(&["run", "-q", "--key", &format!("free {number}"), "--", "true"]),
                 0
@@ -97,7 +98,7 @@ fn ls_shows_what_is_held_and_nothing_else() {
 }
 
 #[test]
-fn a_break_asks_and_needs_somebody_to_ask() {
+fn break_asks_for_confirmation_and_needs_a_terminal() {
     for store in Store::all() {
         assert_eq!(store.code(&["setup"]), 0);
         assert_eq!(store.code(&["break", "k", "--yes"]), 1, "there is nothing to break");
@@ -112,7 +113,7 @@ fn a_break_asks_and_needs_somebody_to_ask() {
 }
 
 #[test]
-fn the_doctor_says_what_is_wrong() {
+fn doctor_reports_problems() {
     for store in Store::all() {
         assert_eq!(store.code(&["setup"]), 0);
         let diagnosis = json(&store.run(&["doctor", "--format", "json"]));
@@ -123,11 +124,11 @@ fn the_doctor_says_what_is_wrong() {
             check.is_some_and(|check| check["severity"] == "ok")
         };
         assert!(is_ok("reachable") && is_ok("rights") && is_ok("clock"), "{subjects:?}");
-        // The servers of the tests keep nothing on disk, and that is told.
+        // The test servers keep nothing on disk, which doctor reports.
         assert_eq!(subjects.contains(&Some("aof")), store.redis.is_some());
         assert_eq!(subjects.contains(&Some("emulator")), store.emulator.is_some());
         let is_lasting = store.redis.is_none() && store.emulator.is_none();
-        assert_eq!(store.code(&["doctor"]), 0, "nothing of it is an error");
+        assert_eq!(store.code(&["doctor"]), 0, "warnings are not errors");
         assert_eq!(store.code(&["doctor", "--strict"]), i32::from(!is_lasting));
         assert_eq!(store.code(&["status", "syncguard-doctor"]), 1, "it leaves no lock behind");
     }
@@ -137,7 +138,7 @@ fn the_doctor_says_what_is_wrong() {
 }
 
 #[test]
-fn the_url_comes_from_a_flag_a_file_or_the_environment() {
+fn the_url_comes_from_an_option_a_file_or_the_environment() {
     let store = Store::sqlite();
     std::fs::write(store.path("url"), format!("{}\n", store.url)).expect("written");
     let file = store.path("url").display().to_string();
@@ -146,19 +147,19 @@ fn the_url_comes_from_a_flag_a_file_or_the_environment() {
     assert_eq!(code(&["status", "k", "--url-file", &file]), Some(0));
     assert_eq!(code(&["status", "k", "--url", &store.url]), Some(0));
     assert_eq!(code(&["status", "k", "--url", "memory:"]), Some(1));
-    // What was typed wins over the environment.
+    // An option takes precedence over the environment.
     assert_eq!(store.code(&["status", "k", "--url", "memory:"]), 1);
     assert_eq!(code(&["status", "k", "--url-file", "/no/such/file"]), Some(125));
 }
 
 #[test]
-fn firestore_without_credentials_says_what_to_do() {
+fn missing_firestore_credentials_are_explained() {
     let broken = test_support::TempDir::new();
     let nonsense = broken.path().join("credentials.json");
     std::fs::write(&nonsense, r#"{"type": "canary"}"#).expect("writable");
     let missing = broken.path().join("canary.json");
     for (variable, value) in [
-        // Nobody is there, and no file is found.
+        // No metadata server, and no credentials file.
         ("GCE_METADATA_HOST", Path::new("127.0.0.1:9")),
         ("GOOGLE_APPLICATION_CREDENTIALS", &nonsense),
         ("GOOGLE_APPLICATION_CREDENTIALS", &missing),
@@ -174,7 +175,7 @@ fn firestore_without_credentials_says_what_to_do() {
 }
 
 #[test]
-fn shells_and_man_get_what_they_need() {
+fn completions_and_manual_pages_are_generated() {
     for shell in ["bash", "zsh", "fish"] {
         let output = syncguard(&["completions", shell]).output().expect("runs");
         assert!(stdout(&output).contains("explain-key"), "{shell}");
@@ -187,18 +188,18 @@ fn shells_and_man_get_what_they_need() {
     assert!(folder.path().join("syncguard-run.1").exists());
 }
 
-/// Compares with a file; `SYNCGUARD_UPDATE_SNAPSHOTS=1` writes it instead.
+/// Compares a text with a snapshot file. `SYNCGUARD_UPDATE_SNAPSHOTS=1` writes the file first.
 fn matches_snapshot(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(name);
     if std::env::var_os("SYNCGUARD_UPDATE_SNAPSHOTS").is_some() {
         std::fs::write(&path, text).expect("written");
     }
     let expected = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(text, expected, "{name}; SYNCGUARD_UPDATE_SNAPSHOTS=1 writes it anew");
+    assert_eq!(text, expected, "{name}; to update it, set SYNCGUARD_UPDATE_SNAPSHOTS=1");
 }
 
 #[test]
-fn help_texts() {
+fn help_matches_the_snapshots() {
     for command in [
         "",
         "run",
@@ -229,7 +230,7 @@ fn help_texts() {
 }
 
 #[test]
-fn what_makes_no_sense_is_one_clear_sentence() {
+fn errors_match_the_snapshot() {
     let long = "k".repeat(600);
     let password = "redis://user:canary@127.0.0.1:1/0";
     let mut shown = String::new();

@@ -1,4 +1,4 @@
-//! What people bring with them from `flock` and its relatives, and what they mistype.
+//! Habits of users of `flock` and similar tools, and common typing errors.
 
 mod support;
 
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use support::{Store, stderr, stdout, syncguard};
 
 #[test]
-fn a_key_is_given_in_several_ways() {
+fn a_key_can_be_an_argument_an_option_or_a_variable() {
     let store = Store::sqlite();
     let shown = ["sh", "-c", "echo $SYNCGUARD_KEY"];
     for arguments in [vec!["run", "a"], vec!["run", "-k", "a"], vec!["run", "--key=a", "-w", "1"]] {
@@ -73,7 +73,7 @@ fn a_shell_command_is_one_argument() {
 }
 
 #[test]
-fn near_misses_get_a_hint() {
+fn common_mistakes_get_a_hint() {
     for (arguments, hint) in [
         (vec!["run", "k", "true"], "`--` before the command"),
         (vec!["run", "-k", "k", "sleep", "5"], "`--` before the command"),
@@ -92,7 +92,7 @@ fn near_misses_get_a_hint() {
 }
 
 #[test]
-fn limits_that_contradict_each_other_are_refused() {
+fn contradictory_limits_are_refused() {
     let store = Store::sqlite();
     let limits = ["--hold-at-least", "10s", "--max-hold", "1s"];
     let output = store.run(&[&["run", "-k", "k"], &limits[..], &["--", "true"]].concat());
@@ -106,13 +106,14 @@ fn a_script_runs_as_in_a_shell() {
     let write = |name: &str, text: &str| {
         let path = store.path(name);
         std::fs::write(&path, text).expect("writable");
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("ours");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))
+            .expect("owned by this user");
         path.display().to_string()
     };
     let plain = write("plain", "echo \"no shebang: $1\"\n");
     let output = store.run(&["run", "-k", "k", "--", &plain, "x"]);
     assert_eq!(stdout(&output), "no shebang: x\n", "{}", stderr(&output));
-    // By its name alone, as in a shell.
+    // Found in PATH, as in a shell.
     let mut command = store.command(&["run", "-k", "k", "--", "plain", "x"]);
     let path = format!("{}:{}", store.folder.path().display(), env!("PATH"));
     let output = command.env("PATH", path).output().expect("runs");

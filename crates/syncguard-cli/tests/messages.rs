@@ -1,4 +1,4 @@
-//! What is printed: escapes, events, exit codes, words, and lines at a terminal.
+//! Output: escapes, events, exit codes, messages, and the progress line at a terminal.
 
 mod support;
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use support::{Store, end_of, stderr, stdout, syncguard};
 
-/// Controls of the terminal, of the direction of text, and spaces without width.
+/// Control, bidirectional and zero-width characters.
 const NASTY: &str = "a\u{7f}b\u{9b}c\u{202e}d\u{200b}e\u{2028}f\u{1b}[2Jg\u{feff}h\u{2066}i\\u";
 const RAW: [char; 8] =
     ['\u{7f}', '\u{9b}', '\u{202e}', '\u{200b}', '\u{2028}', '\u{1b}', '\u{feff}', '\u{2066}'];
@@ -18,7 +18,7 @@ fn is_clean(text: &str) -> bool {
 }
 
 #[test]
-fn nothing_is_lost_and_nothing_is_raw() {
+fn control_characters_are_escaped_and_not_dropped() {
     for store in Store::all() {
         assert_eq!(store.code(&["acquire", "-q", "-k", NASTY]), 0);
         for arguments in [vec!["ls", "--raw"], vec!["explain-key", NASTY]] {
@@ -32,13 +32,13 @@ fn nothing_is_lost_and_nothing_is_raw() {
             let shown = stdout(&store.run(&arguments));
             assert!(is_clean(&shown), "{shown:?}");
             assert!(shown.contains("a\\u{7f}b\\u{9b}c\\u{202e}d\\u{200b}e\\u{2028}f"), "{shown:?}");
-            assert!(shown.contains("i\\\\u"), "what is escaped can be told: {shown:?}");
+            assert!(shown.contains("i\\\\u"), "a backslash is escaped too: {shown:?}");
         }
     }
 }
 
 #[test]
-fn what_was_typed_is_escaped_in_errors() {
+fn arguments_are_escaped_in_errors() {
     let store = Store::sqlite();
     for arguments in [
         vec!["run", "-q", "-k", "k", "--", "no\u{1b}[31m\u{202e}such"],
@@ -55,17 +55,17 @@ fn events(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_run_tells_its_events_in_json() {
+fn run_prints_its_events_as_json() {
     let store = Store::sqlite();
     let mut holder = store.background(&["-k", "k"], "echo x >$FOLDER/held; sleep 1");
     store.wait_for("held");
     let run = ["run", "--format", "json", "-k", "k", "--", "echo", "data"];
     let output = store.run(&run);
     assert!(end_of(&mut holder).success());
-    assert_eq!(stdout(&output), "data\n", "the command's alone");
+    assert_eq!(stdout(&output), "data\n", "only the output of the command");
     let events = events(&stderr(&output));
     let named = |name: &str| events.iter().find(|event| event["event"] == name);
-    let acquired = named("acquired").expect("told");
+    let acquired = named("acquired").expect("an event");
     assert_eq!(acquired["key"], "k");
     assert_eq!(acquired["fence"], "000000000000002");
     assert!(acquired["waitedMs"].is_u64(), "{acquired}");
@@ -73,19 +73,19 @@ fn a_run_tells_its_events_in_json() {
 }
 
 #[test]
-fn failures_are_json_too_where_it_is_asked_for() {
+fn failures_are_json_with_format_json() {
     let store = Store::sqlite();
     assert_eq!(store.code(&["acquire", "-q", "-k", "k"]), 0);
     let output = store.run(&["run", "--format", "json", "-k", "k", "--no-wait", "--", "true"]);
     assert_eq!(output.status.code(), Some(124));
     let events = events(&stderr(&output));
-    let failed = events.iter().find(|event| event["event"] == "error").expect("told");
+    let failed = events.iter().find(|event| event["event"] == "error").expect("an event");
     assert_eq!(failed["exitCode"], 124, "{failed}");
     assert!(failed["message"].is_string());
 }
 
 #[test]
-fn verbose_tells_what_happens() {
+fn verbose_prints_events() {
     for store in Store::all() {
         let arguments = ["run", "-v", "-k", "job", "--ttl", "6s", "--", "sleep", "2.5"];
         let said = stderr(&store.run(&arguments));
@@ -105,7 +105,7 @@ fn verbose_tells_what_happens() {
 }
 
 #[test]
-fn verbose_tells_that_it_waits_without_a_terminal() {
+fn verbose_reports_waiting_without_a_terminal() {
     let store = Store::sqlite();
     assert_eq!(store.code(&["acquire", "-q", "-k", "k"]), 0);
     let output = store.run(&["run", "-v", "-k", "k", "--wait", "1s", "--", "true"]);
@@ -114,7 +114,7 @@ fn verbose_tells_that_it_waits_without_a_terminal() {
 }
 
 #[test]
-fn no_color_holds_for_the_log_too() {
+fn no_color_applies_to_the_log() {
     let Some(store) = Store::redis() else { return };
     let command = "$SYNCGUARD run -vv -k k -- true";
     for (variable, value) in [("NO_COLOR", "1"), ("TERM", "dumb")] {
@@ -134,12 +134,13 @@ fn no_color_holds_for_the_log_too() {
     }
 }
 
-/// What a terminal of this width and kind shows while somebody waits for a lock with a long name.
+/// Returns what a terminal of this width and kind shows while a run waits for a long key.
 fn waiting_at_a_terminal(store: &Store, columns: u16, term: &str) -> String {
     let key = "a-long-name-with-\u{1b}[2J-and-日本語-".repeat(4);
     assert_eq!(store.code(&["acquire", "-q", "-k", &key, "--ttl", "1m"]), 0);
     let command = format!(
-        "stty cols {columns} rows 24; $SYNCGUARD run -k \"$LONG\" --wait 3s -- true; echo \"code $?\""
+        "stty cols {columns} rows 24; $SYNCGUARD run -k \"$LONG\" --wait 3s -- true; \
+         echo \"code $?\""
     );
     let output = Command::new("script")
         .args(["-qec", &command, "/dev/null"])
@@ -163,7 +164,7 @@ fn the_waiting_line_fits_the_terminal() {
     for line in waiting {
         let width: usize = line.chars().map(|letter| if letter.is_ascii() { 1 } else { 2 }).sum();
         assert!(width < 60, "{width} columns: {line:?}");
-        assert!(line.contains("Ctrl-C to cancel"), "the end is there: {line:?}");
+        assert!(line.contains("Ctrl-C to cancel"), "the end is kept: {line:?}");
     }
     assert!(shown.contains("code 124"), "{shown:?}");
 }
@@ -179,7 +180,10 @@ fn a_dumb_terminal_gets_no_escape_sequences() {
 fn a_time_after_the_year_9999_is_shown() {
     let Some(store) = Store::redis() else { return };
     let redis = store.redis.as_ref().expect("it runs");
-    let record = r#"{"lockId":"AAAAAAAAAAAAAAAAAAAAAA","expiresAtMs":9007199254740991,"acquiredAtMs":1700000000000,"key":"k","fence":"000000000000001"}"#;
+    let record = concat!(
+        r#"{"lockId":"AAAAAAAAAAAAAAAAAAAAAA","expiresAtMs":9007199254740991,"#,
+        r#""acquiredAtMs":1700000000000,"key":"k","fence":"000000000000001"}"#
+    );
     assert_eq!(redis.cli(&["SET", "syncguard:k", record]).trim(), "OK");
     let output = Command::new("script")
         .args(["-qec", "$SYNCGUARD run -k k --wait 2s -- true; echo \"code $?\"", "/dev/null"])
@@ -195,7 +199,7 @@ fn a_time_after_the_year_9999_is_shown() {
 }
 
 #[test]
-fn a_conflict_has_the_code_that_was_asked_for() {
+fn a_conflict_exits_with_the_chosen_code() {
     let store = Store::sqlite();
     assert_eq!(store.code(&["acquire", "-q", "-k", "k"]), 0);
     let run = ["run", "-k", "k", "--", "true"];
@@ -208,23 +212,23 @@ fn a_conflict_has_the_code_that_was_asked_for() {
         let output = store.run(&arguments);
         assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
         let quiet = [&arguments[..1], &["-q"], &arguments[1..]].concat();
-        assert_eq!(stderr(&store.run(&quiet)), "", "quiet about a conflict, whatever its code");
+        assert_eq!(stderr(&store.run(&quiet)), "", "--quiet hides the conflict, whatever its code");
     }
     assert_eq!(store.code(&["acquire", "-n", "-E", "75", "-k", "k"]), 75);
-    // A failure of the command is not taken for one.
+    // An exit code of the command is not replaced.
     let own = ["run", "-k", "free", "-n", "-E", "0", "--", "sh", "-c", "exit 124"];
     assert_eq!(store.code(&own), 124);
     assert_eq!(store.code(&["run", "-k", "k", "-E", "256", "--", "true"]), 2);
 }
 
 #[test]
-fn the_wait_is_told_as_it_was_asked_for() {
+fn the_timeout_is_reported_exactly() {
     let store = Store::sqlite();
     assert_eq!(store.code(&["acquire", "-q", "-k", "k"]), 0);
     let said = stderr(&store.run(&["run", "-k", "k", "--wait", "1500ms", "--", "true"]));
     assert_eq!(said, "syncguard: the lock was not acquired within 1s 500ms\n");
     let said = stderr(&store.run(&["wait", "k", "--wait", "1.2"]));
-    assert_eq!(said, "syncguard: the lock was not free within 1s 200ms\n");
+    assert_eq!(said, "syncguard: the lock did not become free within 1s 200ms\n");
 }
 
 #[test]
@@ -237,7 +241,7 @@ fn every_message_has_the_same_prefix() {
 }
 
 #[test]
-fn the_words_of_a_person() {
+fn status_and_break_print_readable_text() {
     let store = Store::sqlite();
     assert_eq!(store.code(&["acquire", "-q", "-k", "k", "--ttl", "1m"]), 0);
     std::thread::sleep(Duration::from_millis(1100));

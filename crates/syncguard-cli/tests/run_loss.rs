@@ -1,5 +1,4 @@
-//! `syncguard run` and its lock: what happens when the lock is lost, or when `syncguard` or its watcher
-//! is killed.
+//! `syncguard run` when the lock is lost, or when `syncguard` or its watcher is killed.
 
 mod support;
 
@@ -12,10 +11,11 @@ use test_support::{Fault, Proxy};
 #[test]
 fn a_lost_lock_ends_the_command() {
     for store in Store::all() {
-        // One that listens, and one that must be killed.
+        // One command exits on SIGTERM, the other must be killed.
         for (script, grace) in [
             (
-                "trap 'echo x >$FOLDER/asked; exit 0' TERM; echo $$ >$FOLDER/pid; while :; do sleep 0.1; done",
+                "trap 'echo x >$FOLDER/asked; exit 0' TERM; echo $$ >$FOLDER/pid; \
+                 while :; do sleep 0.1; done",
                 "1s",
             ),
             ("trap '' TERM; echo $$ >$FOLDER/pid; while :; do sleep 0.1; done", "300ms"),
@@ -26,11 +26,11 @@ fn a_lost_lock_ends_the_command() {
             assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
             assert_eq!(end_of(&mut child).code(), Some(123));
             let output = child.wait_with_output().expect("it has ended");
-            let expected = "syncguard: lock lost: broken, or no longer in the store; the command was \
-                            ended\n";
-            // The shell may say that its own `sleep` was terminated.
+            let expected = "syncguard: lock lost: broken, or no longer in the store; the command \
+                            was terminated\n";
+            // The shell may report that its own `sleep` was terminated.
             assert!(stderr(&output).ends_with(expected), "{}", stderr(&output));
-            assert!(!is_alive(&pid), "nothing goes on without the lock");
+            assert!(!is_alive(&pid), "the command does not continue without the lock");
             assert_eq!(store.path("asked").exists(), grace == "1s");
             std::fs::remove_file(store.path("pid")).expect("written");
             drop(std::fs::remove_file(store.path("asked")));
@@ -39,7 +39,7 @@ fn a_lost_lock_ends_the_command() {
 }
 
 #[test]
-fn a_store_that_is_gone_ends_the_command_too() {
+fn an_unreachable_store_ends_the_command() {
     let mut stores = Store::all();
     let Some(store) = stores.iter_mut().find(|store| store.redis.is_some()) else { return };
     let options = ["--key", "k", "--ttl", "2s", "--grace", "1s"];
@@ -55,8 +55,8 @@ fn a_store_that_is_gone_ends_the_command_too() {
 #[test]
 fn the_group_does_not_survive_a_kill_of_syncguard() {
     for store in Store::all() {
-        let script = "trap '' TERM; sleep 60 & echo $! >$FOLDER/grandchild; echo $$ >$FOLDER/child; \
-                      while :; do sleep 0.1; done";
+        let script = "trap '' TERM; sleep 60 & echo $! >$FOLDER/grandchild; \
+                      echo $$ >$FOLDER/child; while :; do sleep 0.1; done";
         let mut child = store.background(&["--key", "k", "--grace", "300ms"], script);
         let processes = [store.wait_for("grandchild"), store.wait_for("child")];
         assert!(processes.iter().all(|pid| is_alive(pid)));
@@ -67,9 +67,9 @@ fn the_group_does_not_survive_a_kill_of_syncguard() {
 }
 
 #[test]
-fn a_lock_that_was_broken_is_reported_at_the_end() {
+fn a_broken_lock_is_reported_when_the_command_ends() {
     for store in Store::all() {
-        // One that is too fast to be told of it, with and without a lock to keep.
+        // A command too short to subscribe to notifications, without and with --hold-at-least.
         for hold in [&[][..], &["--hold-at-least", "30s"]] {
             let options = [&["--key", "k"], hold].concat();
             let script = "echo x >$FOLDER/held; while [ ! -e $FOLDER/go ]; do sleep 0.02; done";
@@ -88,12 +88,12 @@ fn a_lock_that_was_broken_is_reported_at_the_end() {
 }
 
 #[test]
-fn a_lock_that_is_broken_ends_the_command_long_before_the_next_renewal() {
+fn a_broken_lock_ends_the_command_before_the_next_renewal() {
     for store in Store::all() {
         let options = ["--key", "k", "--ttl", "10m"];
         let mut child = store.background(&options, "echo $$ >$FOLDER/pid; exec sleep 60");
         let pid = store.wait_for("pid");
-        // It listens once the command has run for a while.
+        // It subscribes once the command has run for a second.
         std::thread::sleep(Duration::from_millis(1500));
         assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
         assert_eq!(end_of(&mut child).code(), Some(123));
@@ -102,7 +102,7 @@ fn a_lock_that_is_broken_ends_the_command_long_before_the_next_renewal() {
 }
 
 #[test]
-fn a_hook_is_told_of_the_loss() {
+fn on_lost_runs_when_the_lock_is_lost() {
     let store = Store::sqlite();
     let hook = "echo $SYNCGUARD_KEY $SYNCGUARD_LOST_REASON >$FOLDER/lost";
     let options = ["--key", "k", "--ttl", "3s", "--on-lost", hook];
@@ -111,14 +111,14 @@ fn a_hook_is_told_of_the_loss() {
     assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
     assert_eq!(end_of(&mut child).code(), Some(123));
     assert_eq!(store.wait_for("lost"), "k not-held");
-    // Nothing is lost when nothing was.
+    // It does not run if the lock is not lost.
     std::fs::remove_file(store.path("lost")).expect("written");
     assert_eq!(store.code(&["run", "-q", "--key", "k", "--on-lost", hook, "--", "true"]), 0);
     assert!(!store.path("lost").exists());
 }
 
 #[test]
-fn a_command_that_is_cut_off_is_dead_before_its_lock_is() {
+fn the_command_ends_before_its_lock_expires_if_the_store_crashes() {
     let mut stores = Store::all();
     let Some(store) = stores.iter_mut().find(|store| store.redis.is_some()) else { return };
     let options = ["--key", "k", "--ttl", "6s", "--grace", "2s"];
@@ -132,7 +132,7 @@ fn a_command_that_is_cut_off_is_dead_before_its_lock_is() {
     assert!(cut_off.elapsed() < Duration::from_secs(6), "{:?}", cut_off.elapsed());
     assert_eq!(end_of(&mut child).code(), Some(123));
     assert!(cut_off.elapsed() < Duration::from_secs(8), "{:?}", cut_off.elapsed());
-    assert!(store.path("asked").exists(), "asked first");
+    assert!(store.path("asked").exists(), "SIGTERM comes first");
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_command_does_not_outlive_its_lock_when_syncguard_is_stopped() {
 }
 
 #[test]
-fn durations_that_contradict_each_other_are_refused() {
+fn contradictory_durations_are_refused() {
     let store = Store::sqlite();
     for options in [
         ["--ttl", "3s", "--grace", "3s"],
@@ -162,24 +162,21 @@ fn durations_that_contradict_each_other_are_refused() {
         let arguments = [&["run", "--key", "k"], &options[..], &["--", "true"]].concat();
         let output = store.run(&arguments);
         assert_eq!(output.status.code(), Some(2), "{options:?}");
-        assert!(
-            stderr(&output).contains(options[2].trim_start_matches("--max-hold")),
-            "{options:?}"
-        );
+        assert!(stderr(&output).contains(options[2]), "{options:?}: {}", stderr(&output));
     }
-    // As long as can be written.
+    // The longest duration that can be parsed.
     let huge = "580000000000years";
     assert_eq!(store.code(&["run", "-q", "--key", "k", "--grace", huge, "--", "true"]), 2);
     assert_eq!(store.code(&["run", "-q", "--key", "k", "--max-hold", huge, "--", "true"]), 0);
-    // The grace follows the TTL.
+    // The default grace depends on the TTL.
     assert_eq!(store.code(&["run", "-q", "--key", "k", "--ttl", "300ms", "--", "true"]), 0);
 }
 
 #[test]
-fn a_command_is_not_started_when_the_lock_was_lost_meanwhile() {
+fn the_command_does_not_start_if_the_lock_is_already_lost() {
     let stores = Store::all();
     let Some(store) = stores.iter().find(|store| store.redis.is_some()) else { return };
-    // Answers are late, so that the lock is broken before its holder knows that it has it.
+    // Responses are late, so that the lock is broken before its holder knows that it has it.
     let port = store.url.rsplit(':').next().and_then(|rest| rest.split('/').next());
     let port: u16 = port.and_then(|port| port.parse().ok()).expect("a URL with a port");
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -202,14 +199,14 @@ fn a_command_is_not_started_when_the_lock_was_lost_meanwhile() {
     assert!(!store.path("started").exists());
 }
 
-/// The processes that a process has started.
+/// Returns the children of a process.
 fn children(process: u32) -> Vec<String> {
     let path = format!("/proc/{process}/task/{process}/children");
     let children = std::fs::read_to_string(path).unwrap_or_default();
     children.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The watcher of a running `syncguard`, unless it has died.
+/// Returns the watcher of a running `syncguard`, unless it has died.
 fn watcher(syncguard: &Child) -> Option<String> {
     let is_watcher = |pid: &String| {
         let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
@@ -219,18 +216,18 @@ fn watcher(syncguard: &Child) -> Option<String> {
 }
 
 #[test]
-fn a_watcher_that_is_killed_is_replaced() {
+fn a_killed_watcher_is_replaced() {
     for store in Store::all() {
-        let script = "trap '' TERM; sleep 60 & echo $! >$FOLDER/grandchild; echo $$ >$FOLDER/child; \
-                      while :; do sleep 0.1; done";
+        let script = "trap '' TERM; sleep 60 & echo $! >$FOLDER/grandchild; \
+                      echo $$ >$FOLDER/child; while :; do sleep 0.1; done";
         let mut child = store.background(&["--key", "k", "--grace", "300ms"], script);
         let processes = [store.wait_for("grandchild"), store.wait_for("child")];
         let first = watcher(&child).expect("there is one");
         send("KILL", first.parse().expect("a number"));
         eventually("there is another", || watcher(&child).is_some_and(|pid| pid != first));
         assert!(!children(child.id()).contains(&first), "no zombie");
-        assert!(processes.iter().all(|pid| is_alive(pid)), "the command goes on");
-        // It blocks signals soon after it has started.
+        assert!(processes.iter().all(|pid| is_alive(pid)), "the command continues");
+        // The new watcher needs a moment until it blocks signals.
         std::thread::sleep(Duration::from_millis(300));
         send("KILL", child.id());
         end_of(&mut child);
@@ -249,5 +246,5 @@ fn the_watcher_ends_with_its_group() {
     send("KILL", child.id());
     end_of(&mut child);
     eventually("both have ended", || !is_alive(&pid) && !is_alive(&watcher));
-    assert!(killed.elapsed() < Duration::from_secs(10), "not after the grace");
+    assert!(killed.elapsed() < Duration::from_secs(10), "it does not wait for the grace");
 }

@@ -1,4 +1,4 @@
-//! `syncguard run` and signals: passed on once, ignored where they were ignored, and the way it ends.
+//! `syncguard run` and signals: forwarded once, still ignored if ignored on entry, and how it ends.
 
 mod support;
 
@@ -17,7 +17,7 @@ fn a_signal_reaches_the_whole_group() {
             let processes = [store.wait_for("grandchild"), store.wait_for("child")];
             send(signal, child.id());
             assert_eq!(end_of(&mut child).signal(), Some(number), "{signal}");
-            // A shell lets its background processes ignore SIGINT.
+            // In a shell, background processes ignore SIGINT.
             if signal != "INT" {
                 eventually("all have ended", || !processes.iter().any(|pid| is_alive(pid)));
             }
@@ -30,7 +30,7 @@ fn a_signal_reaches_the_whole_group() {
 }
 
 #[test]
-fn a_signal_reaches_a_command_that_is_stopped() {
+fn a_signal_reaches_a_stopped_command() {
     for store in Store::all() {
         let mut child = store.background(&["--key", "k"], "echo $$ >$FOLDER/pid; sleep 60");
         let pid: u32 = store.wait_for("pid").parse().expect("a number");
@@ -41,7 +41,7 @@ fn a_signal_reaches_a_command_that_is_stopped() {
 }
 
 #[test]
-fn a_signal_while_waiting_ends_at_once_and_starts_nothing() {
+fn a_signal_while_waiting_exits_without_starting_the_command() {
     for store in Store::all() {
         let mut holder = store.background(&["--key", "k"], "echo x >$FOLDER/held; sleep 30");
         store.wait_for("held");
@@ -59,7 +59,7 @@ fn a_signal_while_waiting_ends_at_once_and_starts_nothing() {
 }
 
 #[test]
-fn it_ends_by_the_signal_that_ended_the_command() {
+fn syncguard_dies_by_the_signal_that_killed_the_command() {
     let store = Store::sqlite();
     for signal in [1, 2, 3, 6, 9, 15] {
         let script = format!("kill -{signal} $$");
@@ -67,14 +67,14 @@ fn it_ends_by_the_signal_that_ended_the_command() {
         assert_eq!((status.signal(), status.core_dumped()), (Some(signal), false), "{signal}");
         assert_eq!(store.code(&["status", "k"]), 1, "released");
     }
-    // A code is a code, even if a shell uses it for a signal.
+    // An exit code stays one, even if shells use it for a signal.
     assert_eq!(store.code(&["run", "-k", "k", "--", "sh", "-c", "exit 130"]), 130);
 }
 
 #[test]
-fn a_signal_while_connecting_ends_at_once() {
+fn a_signal_while_connecting_exits_immediately() {
     let store = Store::sqlite();
-    // It answers nothing.
+    // This server never responds.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("redis://{}/0", listener.local_addr().expect("an address"));
     let options = ["--url", &url, "--key", "k", "--wait", "1m"];
@@ -86,13 +86,13 @@ fn a_signal_while_connecting_ends_at_once() {
 }
 
 #[test]
-fn a_real_time_signal_has_a_code() {
+fn a_real_time_signal_becomes_an_exit_code() {
     let store = Store::sqlite();
     let mut child = store.background(&["--key", "k"], "kill -34 $$");
     assert_eq!(end_of(&mut child).code(), Some(162));
 }
 
-/// `syncguard run` in the background, started by a shell that ignores signals.
+/// Starts `syncguard run` in the background, from a shell that ignores signals.
 fn ignoring(store: &Store, signals: &str, script: &str) -> Child {
     let shell = format!("trap '' {signals}; exec \"$@\"");
     let syncguard = env!("CARGO_BIN_EXE_syncguard");
@@ -107,7 +107,7 @@ fn ignoring(store: &Store, signals: &str, script: &str) -> Child {
 }
 
 #[test]
-fn what_was_ignored_stays_ignored() {
+fn ignored_signals_stay_ignored() {
     let store = Store::sqlite();
     for signal in ["HUP", "INT", "QUIT", "TERM", "USR1"] {
         let script = "echo x >$FOLDER/held; while [ ! -e $FOLDER/go ]; do sleep 0.02; done; \
@@ -122,14 +122,14 @@ fn what_was_ignored_stays_ignored() {
             std::fs::remove_file(store.path(file)).expect("written");
         }
     }
-    // Whose children nobody waits for: their ends are heard of all the same.
+    // The end of the command is noticed even if SIGCHLD was ignored on entry.
     assert_eq!(end_of(&mut ignoring(&store, "CHLD", "exit 3")).code(), Some(3));
 }
 
 #[test]
 fn a_signal_to_all_processes_reaches_the_command_once() {
     let store = Store::sqlite();
-    // It is awake, so that two signals are two.
+    // It never sleeps, so that two signals do not merge into one.
     let script = "trap 'echo x >>$FOLDER/asked' TERM; echo $$ >$FOLDER/pid; \
                   while [ ! -e $FOLDER/go ]; do :; done";
     let mut child = store.background(&["--key", "k"], script);
@@ -150,9 +150,9 @@ fn a_signal_to_all_processes_reaches_the_command_once() {
         let asked = std::fs::read_to_string(store.path("asked")).expect("asked");
         assert_eq!(asked.lines().count(), round, "once");
     }
-    // One to `syncguard` alone is still passed on.
+    // A signal to `syncguard` alone is still forwarded.
     send("TERM", child.id());
-    eventually("it is passed on", || {
+    eventually("it is forwarded", || {
         std::fs::read_to_string(store.path("asked")).is_ok_and(|asked| asked.lines().count() == 3)
     });
     std::fs::write(store.path("go"), "").expect("written");
@@ -160,7 +160,7 @@ fn a_signal_to_all_processes_reaches_the_command_once() {
 }
 
 #[test]
-fn signals_are_passed_on_during_the_grace() {
+fn signals_are_forwarded_during_the_grace() {
     let store = Store::sqlite();
     let script = "trap 'echo x >$FOLDER/asked' TERM; trap 'exit 0' INT; \
                   while :; do sleep 0.05; done";
@@ -174,7 +174,7 @@ fn signals_are_passed_on_during_the_grace() {
 }
 
 #[test]
-fn processes_that_are_left_to_it_are_reaped() {
+fn orphans_are_reaped() {
     let store = Store::sqlite();
     let script = "sleep 0.5; for pid in $(cat /proc/$PPID/task/$PPID/children); do \
                   grep State /proc/$pid/status; done";

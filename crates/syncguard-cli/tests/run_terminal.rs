@@ -1,4 +1,4 @@
-//! `syncguard run` at a terminal: `script` makes one and passes on what is typed.
+//! `syncguard run` at a terminal, which `script` creates. It forwards its input to the terminal.
 
 mod support;
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use support::{Store, end_of, eventually, stdout};
 
 fn script(store: &Store, command: &str) -> Child {
-    // What hangs must not hang the tests.
+    // A command that hangs must not hang the tests.
     Command::new("timeout")
         .args(["--kill-after=1", "30", "script", "-qec", command, "/dev/null"])
         .env("SYNCGUARD_URL", &store.url)
@@ -36,7 +36,7 @@ fn type_and_end(mut child: Child, typed: &[(&str, u64)]) -> Output {
 }
 
 #[test]
-fn the_command_is_in_the_foreground_and_reads_what_is_typed() {
+fn the_command_is_in_the_foreground_and_reads_the_terminal() {
     let store = Store::sqlite();
     let command = "$SYNCGUARD run -q --key k -- sh -c 'read -r line; echo \"read: $line\"; \
                    ps -o stat= -p $$'; echo back; read -r line; echo \"shell: $line\"";
@@ -44,7 +44,7 @@ fn the_command_is_in_the_foreground_and_reads_what_is_typed() {
     let shown = stdout(&output);
     assert!(shown.contains("read: one"), "{shown}");
     assert!(shown.contains('+'), "in the foreground: {shown}");
-    assert!(shown.contains("shell: two"), "the terminal is given back: {shown}");
+    assert!(shown.contains("shell: two"), "the shell gets the terminal back: {shown}");
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn ctrl_c_reaches_the_command_once() {
 }
 
 #[test]
-fn ctrl_z_stops_both_and_the_shell_goes_on() {
+fn ctrl_z_stops_both_and_the_shell_continues() {
     let store = Store::sqlite();
     let typed = [
         (
@@ -78,7 +78,7 @@ fn ctrl_z_stops_both_and_the_shell_goes_on() {
 }
 
 #[test]
-fn ctrl_c_ends_a_script_too() {
+fn ctrl_c_also_ends_the_calling_script() {
     let store = Store::sqlite();
     std::fs::write(store.path("script"), "$SYNCGUARD run -q --key k -- sleep 5\necho went on\n")
         .expect("written");
@@ -89,7 +89,7 @@ fn ctrl_c_ends_a_script_too() {
 }
 
 #[test]
-fn a_command_in_the_background_can_be_fetched_to_the_foreground() {
+fn a_background_command_can_be_brought_to_the_foreground() {
     let store = Store::sqlite();
     let typed = [
         ("$SYNCGUARD run -q --key k -- sh -c 'read -r line; echo \"read: $line\"' &\n", 500),
@@ -103,7 +103,7 @@ fn a_command_in_the_background_can_be_fetched_to_the_foreground() {
 }
 
 #[test]
-fn waiting_is_shown() {
+fn waiting_shows_a_progress_line() {
     let store = Store::sqlite();
     let mut holder = store.background(&["--key", "k"], "echo x >$FOLDER/held; sleep 3");
     store.wait_for("held");
@@ -115,7 +115,7 @@ fn waiting_is_shown() {
 }
 
 #[test]
-fn a_stopped_command_goes_on_only_with_its_lock() {
+fn a_stopped_command_continues_only_with_its_lock() {
     let store = Store::sqlite();
     let run = "$SYNCGUARD run -q --key k --ttl 1500ms -- sh -c \
                'while :; do echo x >>$FOLDER/log; done'\n";
@@ -132,7 +132,7 @@ fn a_stopped_command_goes_on_only_with_its_lock() {
     type_in("\x1a");
     sleep(Duration::from_millis(500));
     let before = written();
-    eventually("its time is over", || {
+    eventually("its lock expires", || {
         store.code(&["acquire", "-q", "--key", "k", "--ttl", "1m"]) == 0
     });
     type_in("fg\n");
@@ -144,7 +144,7 @@ fn a_stopped_command_goes_on_only_with_its_lock() {
 }
 
 #[test]
-fn ctrl_c_stops_a_loop() {
+fn ctrl_c_stops_a_shell_loop() {
     let store = Store::sqlite();
     let typed = [
         ("while :; do $SYNCGUARD run -q --key k -- sleep 3; done\n", 500),
@@ -153,7 +153,7 @@ fn ctrl_c_stops_a_loop() {
     ];
     let shown = stdout(&type_and_end(script(&store, "bash --norc -i"), &typed));
     assert!(shown.contains("after 2"), "{shown}");
-    // While it waits, too.
+    // The same while it waits for the lock.
     let mut holder = store.background(&["--key", "k"], "echo x >$FOLDER/held; sleep 30");
     store.wait_for("held");
     let wait = ("while :; do $SYNCGUARD run -q --key k --wait 20s -- true; done\n", 500);
@@ -169,7 +169,7 @@ fn end_holder(holder: &mut Child) {
 }
 
 #[test]
-fn ctrl_z_while_waiting_costs_no_lock_that_is_free() {
+fn a_free_lock_is_acquired_if_ctrl_z_outlasts_the_wait() {
     let store = Store::sqlite();
     let mut holder = store.background(&["--key", "k"], "echo x >$FOLDER/held; sleep 2");
     store.wait_for("held");
@@ -186,7 +186,7 @@ fn ctrl_z_while_waiting_costs_no_lock_that_is_free() {
 }
 
 #[test]
-fn ctrl_z_does_not_freeze_what_no_shell_can_continue() {
+fn ctrl_z_does_not_stop_a_command_that_no_shell_can_continue() {
     let store = Store::sqlite();
     let command = "exec $SYNCGUARD run -q --key k -- sh -c \
                    'echo started; sleep 0.6; sleep 0.6; echo \"finished $((1 + 1))\"'";
@@ -195,7 +195,7 @@ fn ctrl_z_does_not_freeze_what_no_shell_can_continue() {
 }
 
 #[test]
-fn the_terminal_is_given_back_after_a_kill() {
+fn the_terminal_is_restored_after_a_kill() {
     let store = Store::sqlite();
     let command = "$SYNCGUARD run -q --key k --ttl 3s -- sh -c 'kill -9 $PPID; sleep 0.3'; \
                    sleep 0.7; read -r line; echo \"shell: $line\"";

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use support::{stdout, syncguard};
 
-/// What bash offers after these words.
+/// Returns the completions that bash offers after these words.
 fn bash_offers(words: &[&str]) -> Vec<String> {
     let script = stdout(&syncguard(&["completions", "bash"]).output().expect("runs"));
     let typed = words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
@@ -40,7 +40,7 @@ fn bash_completes_commands_and_nothing_internal() {
 }
 
 #[test]
-fn keys_and_durations_are_not_files() {
+fn keys_and_durations_are_not_completed_as_files() {
     for words in [
         vec!["syncguard", "run", "--key", ""],
         vec!["syncguard", "run", "-k", "k", "--ttl", ""],
@@ -66,7 +66,7 @@ fn after_the_dashes_the_shell_completes_the_command() {
 
 #[test]
 fn fish_completes_the_same() {
-    // Where it is installed; no other test needs it.
+    // Only if fish is installed; no other test needs it.
     if Command::new("fish").arg("--version").output().is_err() {
         return println!("skipped: fish is not installed");
     }

@@ -1,4 +1,4 @@
-//! Which store a command uses: named, by default, missing, mistyped; and what `doctor` says about it.
+//! Which store a command uses (named, default, missing or mistyped), and what `doctor` reports.
 
 mod support;
 
@@ -12,7 +12,7 @@ use test_support::{PostgresOptions, PostgresServer, RedisOptions, RedisServer, T
 
 const NOTICE: &str = "no --url, --url-file or SYNCGUARD_URL";
 
-/// `syncguard` with the default store in this directory.
+/// Returns a `syncguard` command with the default store in this directory.
 fn by_default(state: &Path, arguments: &[&str]) -> Command {
     let mut command = syncguard(arguments);
     command.env("XDG_STATE_HOME", state);
@@ -38,7 +38,7 @@ fn inside_a_run_the_default_store_is_refused() {
     let nested = format!("$SYNCGUARD acquire -q -k b --url {}", store.url);
     let mut command = store.command(&["run", "-q", "-k", "a", "--", "sh", "-c", &nested]);
     let output = command.env("SYNCGUARD", env!("CARGO_BIN_EXE_syncguard")).output().expect("runs");
-    assert_eq!(output.status.code(), Some(0), "a store that is named: {}", stderr(&output));
+    assert_eq!(output.status.code(), Some(0), "with --url: {}", stderr(&output));
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_url_can_be_required() {
 }
 
 #[test]
-fn every_command_says_that_it_uses_the_default_store() {
+fn every_command_notes_the_default_store() {
     let state = TempDir::new();
     let id = "AAAAAAAAAAAAAAAAAAAAAA";
     for arguments in [
@@ -83,7 +83,7 @@ fn every_command_says_that_it_uses_the_default_store() {
 }
 
 #[test]
-fn the_store_in_use_can_be_shown() {
+fn url_prints_the_store_without_passwords() {
     let state = TempDir::new();
     let output = by_default(state.path(), &["url"]).output().expect("runs");
     let expected = format!("sqlite:{}/syncguard/locks.db\n", state.path().display());
@@ -98,7 +98,7 @@ fn the_store_in_use_can_be_shown() {
 }
 
 #[test]
-fn an_error_names_the_place_and_never_the_password() {
+fn errors_name_the_store_but_never_the_password() {
     for (url, place) in [
         ("redis://user:canary@127.0.0.1:1/0", "127.0.0.1:1"),
         ("redis://:canary@no-such-host.invalid/0", "no-such-host.invalid"),
@@ -118,7 +118,7 @@ fn an_error_names_the_place_and_never_the_password() {
     let output = syncguard(&["ls", "--url", unknown]).output().expect("runs");
     let expected = "syncguard: cannot resolve Redis host no-such-host.invalid\n";
     assert_eq!(stderr(&output), expected);
-    // A slash in a password makes a host of the user's name.
+    // A slash in a password makes the user name look like the host.
     for url in ["redis://canary:canary/x@127.0.0.1:1/0", "redis://canary:1/canary@127.0.0.1:1/0"] {
         let output = syncguard(&["ls", "--url", url]).output().expect("runs");
         assert!(!stderr(&output).contains("canary"), "{}", stderr(&output));
@@ -129,13 +129,14 @@ fn an_error_names_the_place_and_never_the_password() {
 }
 
 #[test]
-fn a_url_file_with_a_password_is_for_its_owner_alone() {
+fn a_readable_url_file_with_a_password_causes_a_warning() {
     let folder = TempDir::new();
     let file = folder.path().join("url");
     let path = file.display().to_string();
     let said = |url: &str, mode: u32| {
         std::fs::write(&file, url).expect("writable");
-        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).expect("ours");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode))
+            .expect("owned by this user");
         let output = syncguard(&["url", "--url-file", &path]).output().expect("runs");
         assert!(!stderr(&output).contains("canary"), "{}", stderr(&output));
         stderr(&output)
@@ -148,7 +149,7 @@ fn a_url_file_with_a_password_is_for_its_owner_alone() {
 }
 
 #[test]
-fn an_empty_url_file_is_not_the_default_store() {
+fn an_empty_url_file_is_an_error() {
     let folder = TempDir::new();
     let file = folder.path().join("url");
     std::fs::write(&file, "\n").expect("writable");
@@ -160,7 +161,7 @@ fn an_empty_url_file_is_not_the_default_store() {
 }
 
 #[test]
-fn a_database_without_tables_is_told_what_to_run() {
+fn missing_tables_point_to_setup() {
     let Some(server) = PostgresServer::start(&PostgresOptions::default()) else { return };
     let arguments = ["run", "k", "--wait", "30s", "--url", &server.url(), "--", "true"];
     let output = syncguard(&arguments).output().expect("runs");
@@ -172,7 +173,7 @@ fn a_database_without_tables_is_told_what_to_run() {
 }
 
 #[test]
-fn only_commands_that_take_locks_create_a_file() {
+fn only_setup_and_commands_that_acquire_create_a_file() {
     let folder = TempDir::new();
     let file = folder.path().join("locks.db");
     let url = format!("sqlite:{}", file.display());
@@ -195,7 +196,7 @@ fn only_commands_that_take_locks_create_a_file() {
     let output = syncguard(&["doctor", "--url", &url]).output().expect("runs");
     assert_eq!(output.status.code(), Some(1));
     assert!(!file.exists(), "doctor");
-    // In the default store nobody has taken a lock yet.
+    // A missing default store counts as empty.
     let output = by_default(folder.path(), &["status", "k"]).output().expect("runs");
     assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), "free\n"));
     assert!(!folder.path().join("syncguard").exists());
@@ -204,7 +205,7 @@ fn only_commands_that_take_locks_create_a_file() {
 }
 
 #[test]
-fn a_home_directory_that_is_not_there_is_not_created() {
+fn a_missing_home_directory_is_not_created() {
     let folder = TempDir::new();
     let home = folder.path().join("nonexistent");
     let mut command = syncguard(&["acquire", "-k", "k"]);
@@ -215,17 +216,17 @@ fn a_home_directory_that_is_not_there_is_not_created() {
 }
 
 #[test]
-fn the_doctor_fails_for_errors_and_warns_otherwise() {
+fn doctor_fails_on_errors_and_with_strict_on_warnings() {
     let store = Store::sqlite();
     assert_eq!(store.code(&["setup", "-q"]), 0);
     let diagnosis = json(&store.run(&["doctor", "--format", "json"]));
     assert_eq!(diagnosis["healthy"], true, "{diagnosis}");
-    let place = diagnosis["store"].as_str().expect("which store was checked");
+    let place = diagnosis["store"].as_str().expect("the store");
     assert!(place.contains(&store.path("locks.db").display().to_string()), "{place}");
     assert_eq!(diagnosis["checks"][0]["severity"], "ok");
     let Some(store) = Store::redis() else { return };
-    // It keeps nothing on disk.
-    assert_eq!(store.code(&["doctor"]), 0, "a warning");
+    // The test server keeps nothing on disk.
+    assert_eq!(store.code(&["doctor"]), 0, "warnings are not errors");
     assert_eq!(store.code(&["doctor", "--strict"]), 1);
     let shown = stdout(&store.run(&["doctor"]));
     assert!(shown.contains("warning aof: "), "{shown}");
@@ -236,7 +237,7 @@ fn the_doctor_fails_for_errors_and_warns_otherwise() {
 }
 
 #[test]
-fn a_store_without_memory_is_not_a_matter_of_rights() {
+fn doctor_reports_a_full_store_as_capacity() {
     let full = RedisOptions::default().with(["--maxmemory", "1"]);
     let Some(redis) = RedisServer::start(&full) else { return };
     let mut command = syncguard(&["doctor", "--format", "json"]);

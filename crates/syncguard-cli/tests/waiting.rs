@@ -1,4 +1,4 @@
-//! Waiting for a lock: how long, through trouble with the store, and what is left behind.
+//! Waiting for a lock: how long, during store errors, and without leaving locks behind.
 
 mod support;
 
@@ -9,8 +9,8 @@ use support::{Store, end_of, stderr, stdout};
 use test_support::{Fault, PostgresOptions, Proxy};
 
 #[test]
-fn a_wait_lasts_as_long_as_asked_for() {
-    // Ten retries, after which a wait once ended, take less than this.
+fn a_wait_lasts_until_its_limit() {
+    // Longer than ten retries, after which waits ended in an earlier version.
     let store = Store::sqlite();
     let mut holder = store.background(&["-k", "k"], "echo x >$FOLDER/held; sleep 14");
     store.wait_for("held");
@@ -21,7 +21,7 @@ fn a_wait_lasts_as_long_as_asked_for() {
 }
 
 #[test]
-fn a_wait_goes_on_while_the_store_restarts() {
+fn a_wait_continues_while_the_store_restarts() {
     let Some(mut store) = Store::redis() else { return };
     assert_eq!(store.code(&["acquire", "-q", "-k", "k", "--ttl", "1m"]), 0);
     let mut waiter = store.background(&["-k", "k", "--wait", "1m"], "echo x >$FOLDER/ran");
@@ -29,7 +29,7 @@ fn a_wait_goes_on_while_the_store_restarts() {
         store.background(&["-k", "k", "--wait", "1m", "--fail-fast"], "echo x >$FOLDER/ran");
     std::thread::sleep(Duration::from_millis(800));
     store.redis.as_mut().expect("it runs").crash();
-    assert_eq!(end_of(&mut impatient).code(), Some(125), "the first error is the last");
+    assert_eq!(end_of(&mut impatient).code(), Some(125), "it fails on the first error");
     std::thread::sleep(Duration::from_secs(2));
     assert!(waiter.try_wait().expect("a child").is_none(), "it waits");
     store.redis.as_mut().expect("it was there").run();
@@ -38,7 +38,7 @@ fn a_wait_goes_on_while_the_store_restarts() {
 }
 
 #[test]
-fn a_store_that_is_not_there_yet_is_waited_for() {
+fn a_wait_includes_the_start_of_the_store() {
     let Some(mut store) = Store::redis() else { return };
     store.redis.as_mut().expect("it runs").crash();
     for command in ["run", "acquire"] {
@@ -59,14 +59,14 @@ fn a_store_that_is_not_there_yet_is_waited_for() {
     let fast = store.run(&["run", "-k", "k", "--wait", "1m", "--fail-fast", "--", "true"]);
     assert_eq!(fast.status.code(), Some(125));
     assert!(started.elapsed() < Duration::from_secs(20));
-    // A store that never comes is not a conflict.
+    // A store that never starts is not a conflict.
     let never = store.run(&["run", "-k", "k", "--wait", "1s", "--", "true"]);
     assert_eq!(never.status.code(), Some(125), "{}", stderr(&never));
     assert!(stderr(&never).contains("127.0.0.1:"), "{}", stderr(&never));
 }
 
 #[test]
-fn a_store_that_vanishes_for_good_is_no_conflict() {
+fn a_store_that_crashes_during_the_wait_is_not_a_conflict() {
     let Some(mut store) = Store::redis() else { return };
     assert_eq!(store.code(&["acquire", "-q", "-k", "k", "--ttl", "1m"]), 0);
     let mut waiter = store.background(&["-k", "k", "--wait", "4s", "-E", "7"], "true");
@@ -78,7 +78,7 @@ fn a_store_that_vanishes_for_good_is_no_conflict() {
 }
 
 #[test]
-fn postgres_hands_over_at_once() {
+fn postgres_hands_a_lock_over_immediately() {
     let Some((store, _server)) = Store::postgres(&PostgresOptions::default()) else { return };
     let mut took = Vec::new();
     for round in 0..5 {
@@ -102,14 +102,14 @@ fn postgres_hands_over_at_once() {
         ));
     }
     took.sort();
-    // The median of a machine that does other things too; a lost notification costs up to a second.
+    // The median, because the machine may be busy; a lost notification costs up to a second.
     assert!(took[2] < Duration::from_millis(250), "{took:?}");
 }
 
 #[test]
-fn a_waiting_run_needs_one_connection() {
+fn a_waiting_run_works_with_one_connection() {
     let Some((mut store, server)) = Store::postgres(&PostgresOptions::default()) else { return };
-    // One for the holder, one for the waiter, and none to listen on.
+    // One for the holder, one for the waiter, and none just for notifications.
     drop(server.sql("CREATE ROLE poor LOGIN CONNECTION LIMIT 2"));
     drop(server.sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO poor"));
     store.url = store.url.replace("postgres://postgres@", "postgres://poor@");
@@ -121,7 +121,27 @@ fn a_waiting_run_needs_one_connection() {
 }
 
 #[test]
-fn too_many_connections_pass() {
+fn a_waiting_run_opens_one_connection() {
+    let Some((store, server)) = Store::postgres(&PostgresOptions::default()) else { return };
+    let mut holder = store.background(&["-k", "k"], "echo x >$FOLDER/held; sleep 3");
+    store.wait_for("held");
+    let mut waiters: Vec<_> = (0..5)
+        .map(|_| store.background(&["-k", "k", "--wait", "1m"], "date +%s%N >>$FOLDER/ran"))
+        .collect();
+    std::thread::sleep(Duration::from_millis(1500));
+    let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'syncguard'";
+    assert_eq!(server.sql(count), "6");
+    let markers =
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'";
+    assert_eq!(server.sql(markers), "6", "waiters listen for a release, the holder for a break");
+    for child in waiters.iter_mut().chain([&mut holder]) {
+        assert!(end_of(child).success());
+    }
+    assert_eq!(std::fs::read_to_string(store.path("ran")).expect("written").lines().count(), 5);
+}
+
+#[test]
+fn a_connection_limit_is_retried() {
     let few = PostgresOptions::default().with(["max_connections = 12"]);
     let Some((store, _server)) = Store::postgres(&few) else { return };
     let options = ["-k", "k", "--wait", "2m"];
@@ -129,7 +149,7 @@ fn too_many_connections_pass() {
         (0..30).map(|_| store.background(&options, "echo x >>$FOLDER/ran")).collect();
     let started = Instant::now();
     while all.iter_mut().any(|child| child.try_wait().expect("a child").is_none()) {
-        assert!(started.elapsed() < Duration::from_secs(90), "all get their turn");
+        assert!(started.elapsed() < Duration::from_secs(90), "every run gets the lock");
         std::thread::sleep(Duration::from_millis(20));
     }
     for child in all {
@@ -141,7 +161,7 @@ fn too_many_connections_pass() {
 }
 
 #[test]
-fn a_receipt_that_cannot_be_written_leaves_no_lock() {
+fn a_lock_id_that_cannot_be_written_leaves_no_lock() {
     for store in Store::all() {
         for format in ["text", "json"] {
             let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux");
@@ -155,7 +175,7 @@ fn a_receipt_that_cannot_be_written_leaves_no_lock() {
 }
 
 #[test]
-fn a_reader_that_is_gone_gets_no_lock() {
+fn a_closed_pipe_leaves_no_lock() {
     let store = Store::sqlite();
     // The pipe is closed before `acquire` writes.
     let script = "$SYNCGUARD acquire -k k --ttl 1m 2>$FOLDER/said; echo \"code $?\" >$FOLDER/code";
@@ -177,7 +197,7 @@ async fn an_acquire_that_times_out_leaves_no_lock() {
     let waiter = waiter.env("SYNCGUARD_URL", url).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut waiter = waiter.spawn().expect("runs");
     tokio::time::sleep(Duration::from_millis(1500)).await;
-    // From now on what it asks for is done, and it does not hear of it.
+    // From now on, its requests are executed, but it gets no replies.
     proxy.set(Fault::SwallowReplies);
     let lock_id = stdout(&holder).trim().to_owned();
     let released = tokio::task::spawn_blocking(move || {
@@ -190,7 +210,7 @@ async fn an_acquire_that_times_out_leaves_no_lock() {
     proxy.set(Fault::None);
     let (store, status, output) = released.await.expect("no panic");
     assert_ne!(status.code(), Some(0), "{}", stdout(&output));
-    assert_eq!(store.code(&["status", "k"]), 1, "nobody knows its id: {}", stderr(&output));
+    assert_eq!(store.code(&["status", "k"]), 1, "no lock is left: {}", stderr(&output));
 }
 
 #[test]

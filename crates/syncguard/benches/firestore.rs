@@ -1,4 +1,4 @@
-//! The Firestore backend against the same requests by a bare client, on an emulator.
+//! Compares the Firestore backend with the same requests by a bare client, on an emulator.
 //!
 //! `cargo xtask bench firestore`
 
@@ -15,11 +15,12 @@ use std::time::Duration;
 
 use googleapis_tonic_google_firestore_v1::google::firestore::v1 as api;
 use support::{Demand, Report, median};
+use syncguard::backend::ReleaseRequest;
 use syncguard::firestore::FirestoreConfig;
 use syncguard::firestore::tonic::body::Body;
 use syncguard::firestore::tonic::codegen::{Service, http};
 use syncguard::firestore::tonic::transport::{Channel, Endpoint, Error, channel};
-use syncguard::{FirestoreBackend, Key, LockBackend, LockOptions, Locker, ReleaseRequest, Ttl};
+use syncguard::{FirestoreBackend, Key, LockBackend, LockOptions, Locker, Ttl};
 use test_support::FirestoreEmulator;
 
 use api::batch_get_documents_response::Result as Found;
@@ -47,7 +48,7 @@ fn main() {
     report.finish("firestore");
 }
 
-/// A channel that counts.
+/// A channel that counts requests.
 #[derive(Clone)]
 struct Counting {
     inner: Channel,
@@ -78,7 +79,7 @@ fn config(emulator: &FirestoreEmulator) -> FirestoreConfig {
     FirestoreConfig::new("bench").emulator(emulator.host())
 }
 
-/// How many requests an operation is, counted on the way.
+/// Counts the requests of each operation.
 async fn requests(report: &mut Report, emulator: &FirestoreEmulator) {
     let count = Arc::new(AtomicU32::new(0));
     let counting = Counting { inner: channel(emulator), count: Arc::clone(&count) };
@@ -89,7 +90,7 @@ async fn requests(report: &mut Report, emulator: &FirestoreEmulator) {
         report.check(format!("requests, {name}"), seen, "", Demand::AtMost(most));
     };
     check("connect", 2.0);
-    let mut guard = locker.lock("counted").await.unwrap();
+    let guard = locker.lock("counted").await.unwrap();
     check("acquire", 2.0);
     drop(guard.extend(Ttl::DEFAULT).await.unwrap());
     check("extend by its guard", 1.0);
@@ -98,7 +99,7 @@ async fn requests(report: &mut Report, emulator: &FirestoreEmulator) {
     guard.release().await.unwrap();
     check("release by its guard", 1.0);
     let guard = locker.lock("counted").await.unwrap();
-    let (lock_id, _) = (guard.lock_id(), guard.leak());
+    let (lock_id, _) = (guard.lock_id(), guard.detach());
     check("acquire", 2.0);
     assert!(backend.lookup_id(&lock_id).await.unwrap().is_some());
     check("lookup by id", 1.0);
@@ -106,7 +107,7 @@ async fn requests(report: &mut Report, emulator: &FirestoreEmulator) {
     check("release by id", 2.0);
 }
 
-/// The requests of a cycle, by a client that does nothing else.
+/// A bare client that sends the requests of a cycle and does nothing else.
 #[derive(Clone)]
 struct Bare {
     client: FirestoreClient<Channel>,
@@ -157,7 +158,7 @@ impl Bare {
             }
         }
         let text = |text: &str| ValueType::StringValue(text.to_owned());
-        // A number that grows, as ours does: a write that changes nothing is cheaper.
+        // The number grows, as ours does, because a write that changes nothing is cheaper.
         let fence = self.fence.fetch_add(1, Ordering::Relaxed);
         let fields = || {
             [

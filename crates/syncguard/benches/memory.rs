@@ -1,4 +1,4 @@
-//! The memory backend against the plainest thing that could do its work, in one run.
+//! Compares the memory backend with the simplest lock table, in one run.
 //!
 //! `cargo xtask bench memory`
 
@@ -35,7 +35,8 @@ fn keys(count: usize) -> Vec<Key> {
     (0..count).map(|i| Key::new(format!("resource:{i:08}")).unwrap()).collect()
 }
 
-/// Runs work on a worker thread, as users do; `block_on` would measure its own thread's parking.
+/// Runs work on a worker thread, as users do; `block_on` would also measure the parking of its
+/// thread.
 fn on_worker<T: Send + 'static>(
     runtime: &Runtime,
     work: impl Future<Output = T> + Send + 'static,
@@ -47,7 +48,7 @@ fn uncontended(report: &mut Report) {
     let runtime = runtime(1);
     let (mut limit, mut ours) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        // Both run for about as long, so that a disturbance hits them alike.
+        // Both run for about the same time, so that disturbances affect them equally.
         limit.push(on_worker(&runtime, mutex_map_cycles(keys(256), CYCLES * 8)));
         ours.push(on_worker(&runtime, async {
             let locker = Locker::new(MemoryBackend::new()).unwrap();
@@ -60,7 +61,7 @@ fn uncontended(report: &mut Report) {
     report.check("uncontended, Locker / Mutex<HashMap>", median(ratios), "x", Demand::AtMost(10.0));
 }
 
-/// Seconds per acquire + release on the plainest lock table.
+/// Returns the seconds per acquire and release on the simplest lock table.
 async fn mutex_map_cycles(keys: Vec<Key>, cycles: usize) -> f64 {
     let table = Mutex::new(HashMap::<Key, Instant>::new());
     let started = Instant::now();
@@ -76,18 +77,18 @@ async fn mutex_map_cycles(keys: Vec<Key>, cycles: usize) -> f64 {
     started.elapsed().as_secs_f64() / cycles as f64
 }
 
-/// Seconds per acquire + release through a locker.
+/// Returns the seconds per acquire and release through a locker.
 async fn locker_cycles(locker: Locker<MemoryBackend>, keys: Vec<Key>, cycles: usize) -> f64 {
     let started = Instant::now();
     for i in 0..cycles {
-        let mut guard = locker.lock(&keys[i % keys.len()]).await.unwrap();
+        let guard = locker.lock(&keys[i % keys.len()]).await.unwrap();
         black_box(guard.release().await.unwrap());
     }
     started.elapsed().as_secs_f64() / cycles as f64
 }
 
 fn scaling(report: &mut Report) {
-    /// Long enough that the two threads really run side by side.
+    /// Enough that the two threads really run in parallel.
     const CYCLES: usize = 400_000;
     let runtime = runtime(2);
     let run = |tasks: usize| {
@@ -117,7 +118,7 @@ fn scaling(report: &mut Report) {
     report.check("two threads on distinct keys / one", ratio, "x", Demand::AtLeast(1.5));
 }
 
-/// What two threads that share nothing reach on this machine at this moment.
+/// Returns the speedup of two threads that share nothing, on this machine at this moment.
 fn arithmetic_scaling() -> f64 {
     let spin = || (0..100_000_000_u64).fold(1_u64, |x, i| black_box(x.wrapping_mul(31) ^ i));
     let started = Instant::now();
@@ -147,7 +148,7 @@ fn fairness(report: &mut Report) {
                     let mut waits = Vec::new();
                     while Instant::now() < end {
                         let asked = Instant::now();
-                        let mut guard = locker.lock(&key).await.unwrap();
+                        let guard = locker.lock(&key).await.unwrap();
                         waits.push(asked.elapsed().as_secs_f64());
                         black_box(guard.release().await.unwrap());
                     }
@@ -176,7 +177,7 @@ fn fairness(report: &mut Report) {
     report.check("16 tasks, p99.9 wait / median", tail / middle, "x", Demand::AtMost(50.0));
 }
 
-/// Memory per held guard and per parked `lock()`, as the growth of the resident set.
+/// Measures the memory per held guard and per parked `lock()`, as the growth of the resident set.
 fn sizes(report: &mut Report) {
     const COUNT: usize = 20_000;
     let runtime = runtime(1);
@@ -185,7 +186,7 @@ fn sizes(report: &mut Report) {
         let keys = keys(COUNT);
         let warm_up = Locker::new(backend.clone()).unwrap();
         for key in &keys {
-            // The backend's own entry for a key is not part of the guard, so it is made before.
+            // The backend's entry for a key is not part of the guard, so create it first.
             warm_up.try_lock(key).await.unwrap().unwrap().release().await.unwrap();
         }
         let locker = Locker::new(backend).unwrap();
@@ -199,7 +200,7 @@ fn sizes(report: &mut Report) {
         let mut waiters = Vec::with_capacity(COUNT);
         let before = resident_bytes();
         for _ in 0..COUNT {
-            // Boxed and polled once by hand: what is measured is the future, not a task around it.
+            // Box the future and poll it once by hand, to measure it without a task around it.
             let mut waiter = Box::pin(locker.lock(&keys[0]));
             std::future::poll_fn(|context| {
                 assert!(waiter.as_mut().poll(context).is_pending());

@@ -1,4 +1,5 @@
-//! The PostgreSQL backend against pgbench's two statements for the same work, and between processes.
+//! Compares the PostgreSQL backend with pgbench running two statements for the same work, and
+//! measures contention between processes.
 //!
 //! `cargo xtask bench postgres`
 
@@ -15,7 +16,7 @@ use syncguard::postgres::PostgresConfig;
 use syncguard::{LockBackend, LockOptions, Locker, PostgresBackend};
 use test_support::{PostgresOptions, PostgresServer};
 
-/// Many short ones: the speed of a disk changes from one second to the next.
+/// Many short rounds, because the speed of a disk changes from one second to the next.
 const ROUNDS: usize = 13;
 const SLICE: Duration = Duration::from_secs(1);
 
@@ -28,7 +29,7 @@ fn main() {
     let runtime = contention::runtime();
     runtime.block_on(async {
         let backend = syncguard::connect(&server.url()).await.unwrap();
-        backend.inspector().unwrap().setup().await.unwrap();
+        backend.admin().unwrap().setup().await.unwrap();
     });
     for tasks in [1, 16, 64] {
         runtime.block_on(uncontended(&mut report, &server, tasks));
@@ -41,7 +42,7 @@ fn main() {
     report.finish("postgres");
 }
 
-/// Cycles per second of pgbench.
+/// Measures cycles per second of pgbench.
 fn pgbench(server: &PostgresServer, clients: usize) -> f64 {
     let script = server.socket_folder().join("cycle.sql");
     std::fs::write(&script, CYCLE).unwrap();
@@ -59,7 +60,7 @@ fn pgbench(server: &PostgresServer, clients: usize) -> f64 {
     line.split_whitespace().nth(2).unwrap().parse().unwrap()
 }
 
-/// One statement with check, fence and upsert, and one that deletes.
+/// One statement that checks, counts the fence and upserts the lock, and one that deletes it.
 const CYCLE: &str = "\\set task random(1, 100000000)
 \\set slot :task % 256
 WITH counted AS (
@@ -70,7 +71,8 @@ WITH counted AS (
       AND expires_at_ms > floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - 1000)
   ON CONFLICT (fence_key) DO UPDATE SET fence = f.fence + 1 RETURNING fence)
 INSERT INTO syncguard_locks (key, lock_id, expires_at_ms, acquired_at_ms, fence, user_key)
-SELECT 'bench' || :client_id::text || ':' || :slot::text, 'id' || :client_id::text || ':' || :task::text,
+SELECT 'bench' || :client_id::text || ':' || :slot::text,
+  'id' || :client_id::text || ':' || :task::text,
   floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + 30000,
   floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, lpad(fence::text, 15, '0'), 'bench'
 FROM counted
@@ -95,7 +97,7 @@ async fn uncontended(report: &mut Report, server: &PostgresServer, tasks: usize)
     report.check(name, median(ratios), "x", Demand::AtLeast(0.7));
 }
 
-/// A thousand tasks that wait hold no connection and ask nothing, the net aside.
+/// Checks that a thousand waiting tasks hold no connection and send nothing, except for polling.
 async fn quiet(report: &mut Report, server: &PostgresServer) {
     let config = PostgresConfig::from_url(&server.url()).unwrap().pool_size(8);
     let backend = PostgresBackend::connect(config).await.unwrap();
@@ -122,7 +124,7 @@ async fn quiet(report: &mut Report, server: &PostgresServer) {
     let before = count();
     tokio::time::sleep(Duration::from_secs(3)).await;
     let after = count();
-    // The questions themselves are counted.
+    // The queries for the count are counted too.
     report.check("1,000 waiters, transactions in 3 s", after - before, "", Demand::AtMost(5.0));
     let busy = connections.parse().unwrap();
     report.check("1,000 waiters, busy connections", busy, "", Demand::AtMost(0.0));

@@ -1,5 +1,5 @@
-//! The Redis backend against a bare client that runs the same scripts, against the scripts that the
-//! wire format describes, and against a rival, in one run.
+//! Compares the Redis backend with a bare client that runs the same scripts, with the scripts that
+//! the wire format describes, and with the crate rslock, in one run.
 //!
 //! `cargo xtask bench redis`
 
@@ -15,8 +15,9 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands, Client, Script};
 use support::{Demand, Report, median};
+use syncguard::backend::AcquireRequest;
 use syncguard::redis::RedisConfig;
-use syncguard::{AcquireRequest, Key, LockOptions, Locker, RedisBackend, Ttl};
+use syncguard::{Key, LockOptions, Locker, RedisBackend, Ttl};
 use test_support::{RedisOptions, RedisServer};
 
 const ROUNDS: usize = 5;
@@ -54,7 +55,7 @@ async fn locker(url: &str) -> Locker<RedisBackend> {
     Locker::builder(backend).options(options).build().unwrap()
 }
 
-/// Our scripts, sent by a client that does nothing else.
+/// A bare client that runs scripts and does nothing else.
 #[derive(Clone)]
 struct Bare {
     raw: MultiplexedConnection,
@@ -84,7 +85,7 @@ impl Bare {
         }
     }
 
-    /// The scripts that the wire format describes.
+    /// Uses the scripts that the wire format describes.
     fn plain(raw: MultiplexedConnection) -> Self {
         let acquire = Script::new(include_str!("../tests/typescript/acquire.lua"));
         let release = Script::new(include_str!("../tests/typescript/release.lua"));
@@ -166,8 +167,8 @@ async fn uncontended(report: &mut Report, server: &RedisServer) {
     }
 }
 
-/// What the server's own load generator reaches with the plainest lock there is: `SET … NX` and
-/// `DEL`, without owner, fence or expiry check. Two commands are one cycle.
+/// Measures redis-benchmark with the simplest possible lock: `SET … NX` and `DEL`, without owner,
+/// fence or expiry check. Two commands are one cycle.
 fn load_generator(report: &mut Report, server: &RedisServer) {
     for clients in ["16", "64"] {
         let port = server.port().to_string();
@@ -190,7 +191,7 @@ fn load_generator(report: &mut Report, server: &RedisServer) {
     }
 }
 
-/// Microseconds inside the server per cycle, by its own count.
+/// Returns the microseconds that the server spent per cycle, by its own statistics.
 async fn micros_per_cycle(raw: &mut MultiplexedConnection, work: impl Future<Output = f64>) -> f64 {
     redis::cmd("CONFIG").arg("RESETSTAT").query_async::<()>(raw).await.unwrap();
     let count = work.await * SLICE.as_secs_f64();

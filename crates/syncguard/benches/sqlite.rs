@@ -1,4 +1,5 @@
-//! The SQLite backend against the same two transactions on bare rusqlite, and between processes.
+//! Compares the SQLite backend with the same two transactions on bare rusqlite, and measures
+//! contention between processes.
 //!
 //! `cargo xtask bench sqlite`
 
@@ -35,7 +36,7 @@ fn main() {
     report.finish("sqlite");
 }
 
-/// Eight processes on keys of their own: only the file is contended.
+/// Measures eight processes on distinct keys, so that only the file is contended.
 fn hammering(report: &mut Report, url: &str) {
     let children: Vec<_> =
         (0..8).map(|child| contention::start_child(url, &format!("own-{child}"), 1)).collect();
@@ -51,7 +52,7 @@ fn hammering(report: &mut Report, url: &str) {
     );
 }
 
-/// Cycles per second of the two transactions, by one connection that does nothing else.
+/// Measures cycles per second of the two transactions on one connection.
 fn bare_cycles(path: &Path) -> f64 {
     let mut db = Connection::open(path).unwrap();
     db.pragma_update(None, "journal_mode", "WAL").unwrap();

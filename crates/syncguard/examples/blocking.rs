@@ -1,6 +1,6 @@
-//! Takes locks in a program without an async runtime.
+//! Acquires locks in a program without an async runtime.
 //! Run it with `cargo run --example blocking --features blocking`.
-//! You see four threads add to a counter that only the lock protects.
+//! Four threads increment a counter that only the lock protects.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -18,7 +18,7 @@ fn main() -> syncguard::Result<()> {
                         std::thread::yield_now();
                         counter.store(read + 1, Ordering::SeqCst);
                     };
-                    locker.with_lock("counter", add).expect("the lock is obtained in time");
+                    locker.with_lock("counter", add).expect("the lock is acquired in time");
                 }
             });
         }

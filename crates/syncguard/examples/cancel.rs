@@ -1,6 +1,6 @@
-//! Gives up waiting, by a token and by dropping the future; no lock is left behind.
+//! Cancels a wait with a token and by dropping the future; no lock is left behind.
 //! Run it with `cargo run --example cancel`.
-//! You see both waits end early, and the key free afterwards.
+//! Both waits end early, and the key is free afterwards.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use syncguard::{CancellationToken, ErrorCode, LockBackend, LockOptions, Locker, 
 #[tokio::main]
 async fn main() -> syncguard::Result<()> {
     let locker = Locker::new(MemoryBackend::new())?;
-    let mut guard = locker.lock("deploy").await?;
+    let guard = locker.lock("deploy").await?;
 
     let token = CancellationToken::new();
     let patient =
@@ -17,9 +17,9 @@ async fn main() -> syncguard::Result<()> {
     let waiting = tokio::spawn(async move { patient.lock("deploy").await.map(drop) });
     tokio::time::sleep(Duration::from_millis(50)).await;
     token.cancel();
-    let error = waiting.await.expect("no panic").expect_err("cancelled");
+    let error = waiting.await.expect("no panic").expect_err("canceled");
     assert_eq!(error.code(), ErrorCode::Aborted);
-    println!("cancelled by its token: {error}");
+    println!("canceled by its token: {error}");
 
     let dropped = tokio::time::timeout(Duration::from_millis(50), locker.lock("deploy")).await;
     assert!(dropped.is_err());

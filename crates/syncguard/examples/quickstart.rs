@@ -1,6 +1,6 @@
-//! Takes a lock, works under it, gives it back.
+//! Acquires a lock, works under it, and releases it.
 //! Run it with `cargo run --example quickstart`.
-//! You see who holds the lock, with growing fences, one after the other.
+//! Three workers hold the lock one after the other, each with a larger fence.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use syncguard::{Locker, MemoryBackend};
 async fn main() -> syncguard::Result<()> {
     let locker = Locker::new(MemoryBackend::new())?;
 
-    // Three workers want the same thing at the same time; they get it one after the other.
+    // Three workers want the same lock at the same time; they acquire it one after the other.
     let workers: Vec<_> = (1..=3)
         .map(|worker| {
             let locker = locker.clone();
             tokio::spawn(async move {
-                let mut guard = locker.lock("invoice:42").await?;
+                let guard = locker.lock("invoice:42").await?;
                 println!("worker {worker} holds the lock with fence {}", guard.fence());
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 guard.release().await
@@ -26,6 +26,6 @@ async fn main() -> syncguard::Result<()> {
         worker.await.expect("a worker does not panic")?;
     }
 
-    // Releases in the background end with the runtime, so wait for them before.
+    // Background releases stop when the runtime ends, so wait for them.
     locker.shutdown().await
 }

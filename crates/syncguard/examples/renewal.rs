@@ -1,22 +1,22 @@
-//! Keeps a short lock through long work, and stops the work when the lock is lost.
+//! Renews a lock with a short TTL during long work, and stops the work when the lock is lost.
 //! Run it with `cargo run --example renewal`.
-//! You see work that takes three TTLs finish, and work that is cut off at `max_hold`.
+//! Work that takes three TTLs completes; work that takes longer than `max_hold` is stopped.
 
 use std::time::Duration;
 
-use syncguard::{ErrorCode, LockOptions, Locker, MemoryBackend, Ttl};
+use syncguard::{ErrorCode, LockOptions, Locker, MemoryBackend};
 
 #[tokio::main]
 async fn main() -> syncguard::Result<()> {
     let options = LockOptions::default()
-        .ttl(Ttl::new(Duration::from_millis(200))?)
+        .ttl(Duration::from_millis(200))
         .renew()
         .max_hold(Duration::from_secs(1));
     let locker = Locker::builder(MemoryBackend::new()).options(options).build()?;
 
     let work = |time| move |_held| async move { tokio::time::sleep(time).await };
     locker.with_lock("report", work(Duration::from_millis(600))).await?;
-    println!("600 ms of work under a lock of 200 ms: done");
+    println!("600 ms of work under a lock with a TTL of 200 ms: done");
 
     let cut_off = locker.with_lock("report", work(Duration::from_mins(1))).await;
     let error = cut_off.expect_err("a minute is longer than max_hold");

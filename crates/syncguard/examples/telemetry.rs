@@ -1,10 +1,11 @@
-//! Listens to what happens: operations at the backend, waiting and holding in the engine.
+//! Prints telemetry events: operations of the backend, waiting and holding in the engine.
 //! Run it with `cargo run --example telemetry`.
-//! You see one line per event, with hashes in place of keys and lock ids.
+//! It prints one line per event, with hashes instead of keys and lock ids.
 
 use std::sync::Arc;
 
-use syncguard::{Event, Layer, Locker, MemoryBackend, QueuedSink, TelemetryLayer};
+use syncguard::telemetry::{Event, QueuedSink};
+use syncguard::{Locker, MemoryBackend};
 
 #[tokio::main]
 async fn main() -> syncguard::Result<()> {
@@ -15,10 +16,9 @@ async fn main() -> syncguard::Result<()> {
         }
         event => println!("{event:?}"),
     })?);
-    let backend = TelemetryLayer::new(Arc::<QueuedSink>::clone(&sink)).layer(MemoryBackend::new());
-    let locker = Locker::builder(backend).observer(sink).build()?;
+    let locker = Locker::builder(MemoryBackend::new()).telemetry(sink).build()?;
 
-    let mut guard = locker.lock("customer:4711").await?;
+    let guard = locker.lock("customer:4711").await?;
     assert!(locker.try_lock("customer:4711").await?.is_none());
     guard.release().await?;
     locker.shutdown().await

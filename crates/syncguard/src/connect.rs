@@ -1,4 +1,4 @@
-//! One URL for every backend.
+//! Connects to any backend by its URL.
 
 #[cfg(feature = "firestore")]
 use crate::backends::firestore::{FirestoreBackend, FirestoreConfig};
@@ -13,18 +13,18 @@ use crate::common::error::{Error, Result};
 use crate::common::key::Key;
 use crate::contract::erased::AnyBackend;
 
-/// A backend by its URL, its type erased.
+/// Connects to the backend that a URL names.
 ///
-/// | URL | feature | |
+/// | URL | feature | backend |
 /// |---|---|---|
-/// | `memory:` | | locks of this process; every call makes a store of its own |
-/// | `sqlite:/path/locks.db` | `sqlite` | a file of this machine |
+/// | `memory:` | | locks in this process; every call creates a new store |
+/// | `sqlite:/path/locks.db` | `sqlite` | a file on this machine |
 /// | `redis://`, `rediss://`, `redis+unix://`, `redis+sentinel://`, `redis+cluster://` | `redis` | see `RedisConfig::from_url` |
 /// | `postgres://user@host/database` | `postgres` | see `PostgresConfig::from_url` |
 /// | `firestore://project/database` | `firestore` | see `FirestoreConfig::from_url` |
 ///
-/// Options are in the query; an unknown one is an error. Messages do not repeat the URL, which may
-/// hold a password.
+/// Options go in the query string; an unknown option is an error. Error messages do not repeat the
+/// URL, which may contain a password.
 ///
 /// ```
 /// use syncguard::Locker;
@@ -39,7 +39,8 @@ use crate::contract::erased::AnyBackend;
 ///
 /// # Cancel safety
 ///
-/// Dropped half-way, no lock is left behind; a file may have been created.
+/// If you drop this future before it completes, no lock is left behind; a file may have been
+/// created.
 pub async fn connect(url: &str) -> Result<AnyBackend> {
     Ok(match Target::parse(url)? {
         Target::Memory(config) => AnyBackend::new(MemoryBackend::with_config(config)),
@@ -54,15 +55,16 @@ pub async fn connect(url: &str) -> Result<AnyBackend> {
     })
 }
 
-/// Where the records of a key are in the store that a URL names, for people who look into it: pairs
-/// of what it is and how it is found there. It needs no connection.
+/// Returns where the records of a key are in the store that a URL names, so that you can inspect
+/// them: pairs of a record's kind and its place. It needs no connection.
 ///
 /// ```
 /// use syncguard::Key;
 ///
 /// # fn main() -> syncguard::Result<()> {
 /// # #[cfg(feature = "redis")] {
-/// let places = syncguard::explain_key("redis://localhost/0?prefix=shop", &Key::new("a")?)?;
+/// let url = "redis://localhost/0?prefix=shop";
+/// let places = syncguard::diagnostics::explain_key(url, &Key::new("a")?)?;
 /// assert_eq!(places[0], ("lock", "shop:a".to_owned()));
 /// # }
 /// # Ok(())
@@ -84,7 +86,7 @@ pub fn explain_key(url: &str, key: &Key) -> Result<Vec<(&'static str, String)>> 
     }
 }
 
-/// What a URL names.
+/// The backend that a URL names, with its configuration.
 enum Target {
     #[cfg(feature = "firestore")]
     Firestore(Box<FirestoreConfig>),
@@ -124,7 +126,7 @@ impl Target {
             #[cfg(not(feature = "sqlite"))]
             "sqlite" => Err(missing("sqlite")),
             _ => Err(Error::invalid(
-                "the URL names no backend; it begins with memory:, sqlite:, redis://, rediss://, \
+                "unknown backend in the URL; expected memory:, sqlite:, redis://, rediss://, \
                  redis+unix://, redis+sentinel://, redis+cluster://, postgres:// or firestore://",
             )),
         }
@@ -138,7 +140,9 @@ impl Target {
     feature = "sqlite"
 )))]
 fn missing(feature: &str) -> Error {
-    Error::invalid(format!("this program was built without the feature \"{feature}\""))
+    Error::invalid(format!(
+        "the URL needs the feature \"{feature}\" of syncguard; rebuild this program with it"
+    ))
 }
 
 #[cfg(test)]
@@ -147,7 +151,7 @@ mod tests {
     use crate::ErrorCode;
 
     #[tokio::test]
-    async fn what_is_no_url_is_refused_without_repeating_it() {
+    async fn invalid_urls_are_refused_without_repeating_them() {
         for url in ["", "canary", "canary://x", "memory:?canary=1", "memory:canary", "redi:/x"] {
             let error = connect(url).await.expect_err(url);
             assert_eq!(error.code(), ErrorCode::InvalidArgument, "{url}");

@@ -1,10 +1,10 @@
-//! Who holds what: lookups for display, monitoring and debugging.
+//! Looks up locks for display, monitoring and debugging.
 //!
-//! **They guard nothing.** Between the answer and whatever you do next the lock may have changed
-//! hands. `release` and `extend` check ownership themselves, atomically; never look up first.
+//! **A lookup protects nothing.** The lock may change hands between the lookup and your next step.
+//! `release` and `extend` check ownership themselves, atomically; do not look up first.
 //!
-//! Answers are sanitized: keys and lock ids are hashes. The `_raw` forms show them, and whoever
-//! reads a raw lock id can release that lock.
+//! Results are sanitized: keys and lock ids are hashes. The `_raw` functions return the raw values;
+//! anyone who reads a raw lock id can release that lock.
 //!
 //! ```
 //! use syncguard::{Key, Locker, MemoryBackend, diagnostics};
@@ -13,7 +13,7 @@
 //! let locker = Locker::new(MemoryBackend::new())?;
 //! let guard = locker.lock("job").await?;
 //! let info = diagnostics::get_by_key(locker.backend(), &Key::new("job")?).await?.expect("held");
-//! assert_eq!(info.key_hash, guard.key().hash());
+//! assert_eq!(info.key_hash, guard.key().hash_id());
 //! assert_eq!(info.fence, Some(guard.fence()));
 //! assert!(diagnostics::owns(locker.backend(), &guard.lock_id()).await?);
 //! # drop(guard); locker.shutdown().await
@@ -21,100 +21,47 @@
 //! ```
 
 use crate::common::error::Result;
-use crate::common::fence::{Fence, Fencing};
-use crate::common::hash_id::HashId;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
-use crate::common::time::Timestamp;
 use crate::contract::LockBackend;
-use crate::contract::outcome::Release;
+use crate::contract::outcome::ReleaseOutcome;
 use crate::contract::request::{Hint, ReleaseRequest};
-use crate::contract::stored_lock::StoredLock;
 
-/// A live lock, sanitized.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
-#[non_exhaustive]
-pub struct LockInfo {
-    /// The hash of the key.
-    pub key_hash: HashId,
-    /// The hash of the lock id.
-    pub lock_id_hash: HashId,
-    /// When it was acquired, by the backend's time authority.
-    #[cfg_attr(feature = "serde", serde(rename = "acquiredAtMs"))]
-    pub acquired_at: Timestamp,
-    /// When it expires, by the backend's time authority.
-    #[cfg_attr(feature = "serde", serde(rename = "expiresAtMs"))]
-    pub expires_at: Timestamp,
-    /// Its fence, on a backend that fences.
-    pub fence: Option<Fence>,
-}
+pub use crate::connect::explain_key;
+pub use crate::contract::stored_lock::{LockInfo, LockInfoRaw};
 
-/// A live lock with its raw key and lock id. Sensitive: for debugging only.
-///
-/// `Debug` still shows neither.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LockInfoRaw {
-    /// The sanitized part.
-    pub info: LockInfo,
-    /// The key.
-    pub key: Key,
-    /// The lock id. Whoever has it can release the lock.
-    pub lock_id: LockId,
-}
-
-impl<F: Fencing> From<StoredLock<F>> for LockInfo {
-    fn from(stored: StoredLock<F>) -> Self {
-        Self {
-            key_hash: stored.key.hash(),
-            lock_id_hash: stored.lock_id.hash(),
-            acquired_at: stored.acquired_at,
-            expires_at: stored.expires_at,
-            fence: F::fence(stored.token),
-        }
-    }
-}
-
-impl<F: Fencing> From<StoredLock<F>> for LockInfoRaw {
-    fn from(stored: StoredLock<F>) -> Self {
-        let (key, lock_id) = (stored.key.clone(), stored.lock_id);
-        Self { info: stored.into(), key, lock_id }
-    }
-}
-
-/// The live lock of a key, sanitized.
+/// Returns the live lock of a key, sanitized.
 ///
 /// # Cancel safety
 ///
-/// Nothing is changed, dropped or not.
+/// You can drop this future at any time; it only reads.
 pub async fn get_by_key(backend: &impl LockBackend, key: &Key) -> Result<Option<LockInfo>> {
     Ok(backend.lookup_key(key).await?.map(Into::into))
 }
 
-/// The live lock that an id holds, sanitized.
+/// Returns the live lock that an id holds, sanitized.
 ///
 /// # Cancel safety
 ///
-/// Nothing is changed, dropped or not.
+/// You can drop this future at any time; it only reads.
 pub async fn get_by_id(backend: &impl LockBackend, lock_id: &LockId) -> Result<Option<LockInfo>> {
     Ok(backend.lookup_id(lock_id).await?.map(Into::into))
 }
 
-/// The live lock of a key with its raw key and lock id.
+/// Returns the live lock of a key, with its raw key and lock id.
 ///
 /// # Cancel safety
 ///
-/// Nothing is changed, dropped or not.
+/// You can drop this future at any time; it only reads.
 pub async fn get_by_key_raw(backend: &impl LockBackend, key: &Key) -> Result<Option<LockInfoRaw>> {
     Ok(backend.lookup_key(key).await?.map(Into::into))
 }
 
-/// The live lock that an id holds with its raw key and lock id.
+/// Returns the live lock that an id holds, with its raw key and lock id.
 ///
 /// # Cancel safety
 ///
-/// Nothing is changed, dropped or not.
+/// You can drop this future at any time; it only reads.
 pub async fn get_by_id_raw(
     backend: &impl LockBackend,
     lock_id: &LockId,
@@ -122,20 +69,21 @@ pub async fn get_by_id_raw(
     Ok(backend.lookup_id(lock_id).await?.map(Into::into))
 }
 
-/// Whether an id holds a live lock. For display: never ask this before a release or extend.
+/// Returns whether an id holds a live lock. Use it for display only, not before a release or
+/// extend.
 ///
 /// # Cancel safety
 ///
-/// Nothing is changed, dropped or not.
+/// You can drop this future at any time; it only reads.
 pub async fn owns(backend: &impl LockBackend, lock_id: &LockId) -> Result<bool> {
     Ok(backend.lookup_id(lock_id).await?.is_some())
 }
 
-/// Breaks a lock: takes it from its holder, if it is still the one that was shown. Answers whether
-/// it was.
+/// Breaks a lock: releases it if its holder is still the one in `shown`. Returns `false` if the
+/// lock has changed hands or is free.
 ///
-/// The holder is not asked. Its guard learns of it at its next renewal; until then it works on
-/// without a lock, which is what the fence is for.
+/// The holder is not notified. Its guard notices at its next renewal; until then the holder
+/// continues without a lock. The fence protects against its writes.
 ///
 /// ```
 /// use syncguard::{Key, Locker, MemoryBackend, diagnostics};
@@ -153,9 +101,9 @@ pub async fn owns(backend: &impl LockBackend, lock_id: &LockId) -> Result<bool> 
 ///
 /// # Cancel safety
 ///
-/// Dropped, it may or may not have happened.
+/// If you drop this future before it completes, the lock may or may not be released.
 pub async fn break_lock(backend: &impl LockBackend, shown: &LockInfoRaw) -> Result<bool> {
-    // A lock id is never used twice, so this deletes what was shown or nothing.
+    // A lock id is never used twice, so this releases the lock in `shown` or nothing.
     let release = ReleaseRequest::new(shown.lock_id).with_hint(Hint::key(shown.key.clone()));
-    Ok(backend.release(&release).await? == Release::Released)
+    Ok(backend.release(&release).await? == ReleaseOutcome::Released)
 }

@@ -1,4 +1,61 @@
-#![doc = include_str!("../README.md")]
+//! Distributed locks: leases with fencing tokens on Redis, PostgreSQL, Firestore, SQLite or in
+//! memory.
+//!
+//! A [`Locker`] takes locks by key on a backend. [`Locker::lock`] waits for the lock and returns a
+//! [`LockGuard`], which releases it when it is dropped. A lock is a *lease*: it expires after its
+//! [`Ttl`], so a crashed holder blocks others for a bounded time. Every acquisition of a key has a
+//! larger [`Fence`], so that a resource can refuse a holder that was paused and came back late.
+//!
+//! ```
+//! use std::time::Duration;
+//! use syncguard::Locker;
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
+//! let backend = syncguard::connect("memory:").await?; // or redis://…, postgres://…, sqlite:…
+//! let locker = Locker::builder(backend).ttl(Duration::from_secs(10)).renew().build()?;
+//!
+//! let guard = locker.lock("invoice:42").await?;
+//! println!("charging with fence {}", guard.fence());
+//! guard.release().await?;
+//!
+//! locker.shutdown().await // before the runtime ends
+//! # }
+//! ```
+//!
+//! # Which call do I need?
+//!
+//! | to | call |
+//! |---|---|
+//! | wait for a lock | [`Locker::lock`], with options of its own: `locker.lock("k").timeout(d).await` |
+//! | run a job unless another process does | [`Locker::try_with_lock`] |
+//! | take a lock if it is free | [`Locker::try_lock`], [`Locker::try_lock_for`] |
+//! | run work that must stop when the lock is lost | [`Locker::with_lock`], [`LockGuard::run`] |
+//! | check a lock before a write | [`LockGuard::ensure_valid`], and the [`fence`](LockGuard::fence) at the resource |
+//! | hand a lock to another process | [`LockGuard::detach`], [`Locker::resume`] |
+//! | see who holds what | [`Locker::info`], [`diagnostics`] |
+//! | lock without an async runtime | [`blocking`] |
+//! | test with virtual time and faults | [`testing`] |
+//!
+//! # Backends
+//!
+//! [`connect`] selects one by URL. Each has a module with its configuration: [`memory`],
+//! [`sqlite`], [`redis`], [`postgres`], [`firestore`]. [`backend`] is for authors of other ones;
+//! [`telemetry`] sends events to logs, metrics and traces.
+//!
+//! # Errors
+//!
+//! A lock that is held is not an error: `try_` functions return `None`. An [`Error`] has one of
+//! eight [codes](ErrorCode), the same on every backend, and tells whether it [may have taken
+//! effect](Error::may_have_taken_effect) and whether a retry [may help](Error::is_retryable).
+//!
+//! # Guides
+//!
+//! [Getting started](https://github.com/syncguard/syncguard/blob/main/docs/guide/getting-started.md),
+//! [fencing](https://github.com/syncguard/syncguard/blob/main/docs/guide/fencing.md),
+//! [choosing a backend](https://github.com/syncguard/syncguard/blob/main/docs/guide/choosing-a-backend.md)
+//! and [more](https://github.com/syncguard/syncguard#documentation).
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backends;
 #[cfg(feature = "blocking")]
@@ -11,6 +68,7 @@ mod contract;
 pub mod diagnostics;
 mod layers;
 mod lock;
+pub mod testing;
 
 #[cfg(feature = "firestore")]
 pub use backends::firestore::{self, FirestoreBackend};
@@ -21,47 +79,70 @@ pub use backends::postgres::{self, PostgresBackend};
 pub use backends::redis::{self, RedisBackend};
 #[cfg(feature = "sqlite")]
 pub use backends::sqlite::{self, SqliteBackend};
-pub use common::clock::{Clock, ManualClock, MonotonicClock, SystemClock};
 pub use common::error::{Error, ErrorCode, Result};
-pub use common::fence::{Fence, Fenced, Fencing, Unfenced};
-pub use common::hash_id::{HashId, hash_key};
-pub use common::key::{Key, MAX_KEY_LENGTH_BYTES};
+pub use common::fence::Fence;
+pub use common::hash_id::HashId;
+pub use common::key::Key;
 pub use common::lock_id::LockId;
+#[cfg(feature = "serde")]
+pub use common::lock_id::lock_id_text;
 pub use common::lost_reason::LostReason;
-pub use common::storage_key::KeySpace;
-pub use common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp, is_live};
+pub use common::time::Timestamp;
 pub use common::ttl::Ttl;
-pub use connect::{connect, explain_key};
+pub use connect::connect;
 pub use contract::LockBackend;
-pub use contract::advice::Advice;
-pub use contract::capabilities::{Capabilities, TimeAuthority};
 pub use contract::erased::AnyBackend;
-pub use contract::event::{
-    EngineEvent, Event, EventSink, LockEvent, Operation, Reason, WaitOutcome,
-};
-pub use contract::inspect::{Cursor, Inspection, Inspector, Page};
-pub use contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
-pub use contract::request::{AcquireRequest, ExtendRequest, Hint, Receipt, ReleaseRequest};
-pub use contract::stored_lock::StoredLock;
-pub use contract::wake::{WakeHub, WakeUps};
-pub use layers::Layer;
-#[cfg(feature = "metrics")]
-pub use layers::telemetry::metrics::MetricsSink;
-pub use layers::telemetry::queued::QueuedSink;
-pub use layers::telemetry::tracing::TracingSink;
-pub use layers::telemetry::{Telemetry, TelemetryLayer};
+pub use contract::outcome::{ExtendOutcome, NotHeldReason, ReleaseOutcome};
 pub use lock::cancel::cancellable;
-pub use lock::clock::LocalClock;
-pub use lock::guard::{Held, LockGuard};
+pub use lock::guard::{LockGuard, LockHandle};
+pub use lock::lock_request::LockRequest;
 pub use lock::locker::{Locker, LockerBuilder};
 pub use lock::options::LockOptions;
 pub use lock::release_errors::{ReleaseContext, ReleaseSource};
 pub use lock::retry::{Backoff, Jitter, RetryPolicy};
 pub use tokio_util::sync::CancellationToken;
 
+/// What authors of backends and layers need: the contract, its requests and outcomes, and the rules
+/// that every store shares. See [`LockBackend`].
+pub mod backend {
+    pub use crate::common::clock::{Clock, ManualClock, MonotonicClock, SystemClock};
+    pub use crate::common::fence::{Fenced, Fencing, Unfenced};
+    pub use crate::common::hash_id::hash_key;
+    pub use crate::common::key::MAX_KEY_LENGTH_BYTES;
+    pub use crate::common::storage_key::KeySpace;
+    pub use crate::common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, is_live};
+    pub use crate::contract::admin::{Admin, Cursor, Page};
+    pub use crate::contract::capabilities::{Capabilities, TimeAuthority};
+    pub use crate::contract::fenced_lock::FencedLock;
+    pub use crate::contract::finding::Finding;
+    pub use crate::contract::notifier::{Notifier, Subscription};
+    pub use crate::contract::outcome::{AcquireOutcome, Extension, Lease};
+    pub use crate::contract::request::{
+        AcquireRequest, ExtendRequest, Hint, Receipt, ReleaseRequest,
+    };
+    pub use crate::contract::stored_lock::StoredLock;
+    pub use crate::contract::{BoxFuture, LockBackend};
+    pub use crate::layers::Layer;
+}
+
+/// Events for logs, metrics and traces.
+pub mod telemetry {
+    pub use crate::contract::event::{
+        EngineEvent, Event, EventSink, LockEvent, Operation, Reason, WaitOutcome,
+    };
+    #[cfg(feature = "metrics")]
+    pub use crate::layers::telemetry::metrics::MetricsSink;
+    pub use crate::layers::telemetry::queued::QueuedSink;
+    pub use crate::layers::telemetry::tracing::TracingSink;
+    pub use crate::layers::telemetry::{Telemetry, TelemetryLayer};
+}
+
 /// The examples of the guide are tests too.
 #[cfg(doctest)]
 mod guide {
+    #[cfg(feature = "redis")]
+    #[doc = include_str!("../README.md")]
+    struct Readme;
     #[doc = include_str!("../../../docs/guide/cancellation.md")]
     struct Cancellation;
     #[doc = include_str!("../../../docs/guide/choosing-a-backend.md")]

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use syncguard::blocking::{LockHandle, Locker};
 use syncguard::{
-    ErrorCode, Extend, LockBackend, LockOptions, MemoryBackend, Release, Ttl, diagnostics,
+    ErrorCode, ExtendOutcome, LockBackend, LockOptions, MemoryBackend, ReleaseOutcome, Ttl,
+    diagnostics,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -16,10 +17,10 @@ fn ttl(ms: u64) -> Ttl {
 #[test]
 fn a_lock_is_taken_extended_released_and_taken_again() {
     let locker = Locker::new(MemoryBackend::new()).expect("outside a runtime");
-    let mut guard = locker.lock("k").expect("free");
+    let guard = locker.lock("k").expect("free");
     assert!(locker.try_lock("k").expect("works").is_none());
-    assert!(matches!(guard.extend(Ttl::DEFAULT).expect("works"), Extend::Extended(_)));
-    assert_eq!(guard.release().expect("works"), Release::Released);
+    assert!(matches!(guard.extend(Ttl::DEFAULT).expect("works"), ExtendOutcome::Extended(_)));
+    assert_eq!(guard.release().expect("works"), ReleaseOutcome::Released);
     drop(guard);
     assert_eq!(locker.lock("k").expect("free").fence().get(), 2);
 }
@@ -34,10 +35,11 @@ fn a_dropped_guard_has_released_when_drop_returns() {
 }
 
 #[test]
-fn renewal_goes_on_while_the_caller_works() {
+fn renewal_continues_while_the_caller_works() {
     let options = LockOptions::default().ttl(ttl(90)).renew();
     let connect = async { Ok(MemoryBackend::new()) };
-    let locker = Locker::connect(connect, options).expect("outside a runtime");
+    let locker =
+        Locker::connect(connect, |builder| builder.options(options)).expect("outside a runtime");
     let guard = locker.lock("k").expect("free");
     std::thread::sleep(Duration::from_millis(400));
     assert!(guard.is_valid());
@@ -55,16 +57,16 @@ fn a_timeout_and_bad_input_are_errors() {
     assert_eq!(locker.lock("").expect_err("empty").code(), ErrorCode::InvalidArgument);
 }
 
-/// A whole life of a lock, and of a locker.
+/// Runs the whole life of a locker and of a lock.
 fn lock_extend_release() {
     let locker = Locker::new(MemoryBackend::new()).expect("blocking is fine here");
-    let mut guard = locker.lock("k").expect("free");
-    assert!(matches!(guard.extend(Ttl::DEFAULT).expect("works"), Extend::Extended(_)));
-    assert_eq!(guard.release().expect("works"), Release::Released);
+    let guard = locker.lock("k").expect("free");
+    assert!(matches!(guard.extend(Ttl::DEFAULT).expect("works"), ExtendOutcome::Extended(_)));
+    assert_eq!(guard.release().expect("works"), ReleaseOutcome::Released);
     let timeout = LockOptions::default().timeout(Duration::from_millis(20));
     let hasty = locker.with_options(timeout).expect("valid");
     let guard = locker.lock("k").expect("free");
-    // It waits, which needs timers.
+    // This waits, which needs timers.
     assert_eq!(hasty.lock("k").expect_err("held").code(), ErrorCode::AcquisitionTimeout);
     drop(guard);
     drop(hasty.try_lock("k").expect("works").expect("dropping has released it"));
@@ -96,7 +98,7 @@ fn it_works_in_block_in_place() {
     });
 }
 
-/// Whatever waits, in the middle of async code.
+/// Checks that every call that waits is refused in async code.
 fn is_refused(locker: &Locker<MemoryBackend>) {
     let refused = [
         Locker::new(MemoryBackend::new()).map(drop),
@@ -113,7 +115,7 @@ fn is_refused(locker: &Locker<MemoryBackend>) {
 }
 
 #[test]
-fn in_async_code_it_is_an_error_and_not_a_panic() {
+fn blocking_in_async_code_is_an_error_and_not_a_panic() {
     for runtime in runtimes() {
         let locker = Locker::new(MemoryBackend::new()).expect("outside a runtime");
         let [in_root, in_task] = ["root", "task"].map(|key| locker.lock(key).expect("free"));
@@ -121,7 +123,7 @@ fn in_async_code_it_is_an_error_and_not_a_panic() {
             is_refused(&locker);
             let error = in_root.extend(Ttl::DEFAULT).expect_err("this would stop the runtime");
             assert_eq!(error.code(), ErrorCode::InvalidArgument);
-            // Dropped here it is released in the background.
+            // Dropped here, it is released in the background.
             drop(in_root);
             let locker = locker.clone();
             let task = tokio::spawn(async move {
@@ -160,25 +162,26 @@ fn work_under_a_lock_can_extend_it() {
     let work = |lock: &LockHandle<MemoryBackend>| {
         let before = lock.expires_at();
         let extended = lock.extend(ttl(3_600_000)).expect("works");
-        assert!(matches!(extended, Extend::Extended(_)), "{extended:?}");
+        assert!(matches!(extended, ExtendOutcome::Extended(_)), "{extended:?}");
         assert!(lock.expires_at().since(before) > Duration::from_mins(30));
         assert!(lock.remaining() > Duration::from_mins(30));
-        // Handles may go to other threads, and outlive the guard.
+        // Handles can move to other threads, and outlive the guard.
         lock.clone()
     };
     let handle = locker.with_lock("k", work).expect("free");
     assert!(!handle.is_valid());
     std::thread::scope(|scope| {
         let late = scope.spawn(|| handle.extend(Ttl::DEFAULT).expect("no error"));
-        assert!(matches!(late.join().expect("no panic"), Extend::NotHeld(_)));
+        assert!(matches!(late.join().expect("no panic"), ExtendOutcome::NotHeld(_)));
     });
 }
 
 #[test]
-fn a_lost_lock_is_told_by_a_token() {
+fn a_lost_lock_cancels_its_token() {
     let options = LockOptions::default().ttl(ttl(30));
     let connect = async { Ok(MemoryBackend::new()) };
-    let locker = Locker::connect(connect, options).expect("outside a runtime");
+    let locker =
+        Locker::connect(connect, |builder| builder.options(options)).expect("outside a runtime");
     let guard = locker.lock("k").expect("free");
     let lost = guard.lost_token();
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -190,12 +193,12 @@ fn a_lost_lock_is_told_by_a_token() {
 }
 
 #[test]
-fn a_leaked_lock_can_be_adopted() {
+fn a_detached_lock_can_be_resumed() {
     let locker = Locker::new(MemoryBackend::new()).expect("outside a runtime");
-    let lock_id = locker.lock("k").expect("free").leak();
-    let mut adopted = locker.adopt(lock_id).expect("works").expect("still held");
-    assert_eq!(adopted.release().expect("works"), Release::Released);
-    assert!(locker.adopt(lock_id).expect("works").is_none());
+    let lock_id = locker.lock("k").expect("free").detach();
+    let adopted = locker.resume(lock_id).expect("works").expect("still held");
+    assert_eq!(adopted.release().expect("works"), ReleaseOutcome::Released);
+    assert!(locker.resume(lock_id).expect("works").is_none());
 }
 
 #[test]

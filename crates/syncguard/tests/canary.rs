@@ -1,4 +1,4 @@
-//! A marked key and a marked lock id go through every error path; neither may show up anywhere.
+//! A marked key and a marked lock id go through every error path; neither may appear anywhere.
 
 mod support;
 
@@ -7,9 +7,10 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
 use support::{Call, Fault, Faulty, locker, ms, ttl_ms};
+use syncguard::backend::{AcquireRequest, Layer, ReleaseRequest};
+use syncguard::telemetry::{EventSink, LockEvent, TelemetryLayer, TracingSink};
 use syncguard::{
-    AcquireRequest, Error, ErrorCode, EventSink, Key, Layer, LockBackend, LockEvent, LockId,
-    LockOptions, Locker, ReleaseRequest, TelemetryLayer, TracingSink, Ttl, diagnostics,
+    Error, ErrorCode, Key, LockBackend, LockId, LockOptions, Locker, Ttl, diagnostics,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -17,7 +18,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 const CANARY: &str = "canary-key-4711";
 
-/// Writes every `tracing` event down.
+/// Records every `tracing` event.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<String>>);
 
@@ -56,7 +57,7 @@ impl Visit for Line<'_> {
     }
 }
 
-/// Everything that an error shows to somebody who prints it, its sources included.
+/// Returns everything that an error shows when it is printed, including its sources.
 fn shown(error: &Error) -> String {
     let mut text = format!("{error} {error:?} {error:#?}");
     let mut source = error.source();
@@ -79,7 +80,7 @@ impl EventSink for EventsAsText {
         writeln!(self.0.lock().expect("no panic"), "{event:?}").expect("writing to a string");
     }
 
-    fn engine(&self, event: &syncguard::EngineEvent) {
+    fn engine(&self, event: &syncguard::telemetry::EngineEvent) {
         writeln!(self.0.lock().expect("no panic"), "{event:?}").expect("writing to a string");
     }
 }
@@ -95,8 +96,8 @@ async fn neither_key_nor_lock_id_is_shown_anywhere() {
     let errors = [
         Key::new(format!("{CANARY}\0")).expect_err("NUL"),
         Key::new(CANARY.repeat(100)).expect_err("too long"),
-        LockId::parse(CANARY).expect_err("no lock id"),
-        CANARY.parse::<syncguard::Fence>().expect_err("no fence"),
+        LockId::parse(CANARY).expect_err("not a lock id"),
+        CANARY.parse::<syncguard::Fence>().expect_err("not a fence"),
     ];
     for error in &errors {
         seen.push_str(&shown(error));
@@ -119,7 +120,7 @@ async fn neither_key_nor_lock_id_is_shown_anywhere() {
         seen.push_str(&shown(&locker.lock(CANARY).await.expect_err("made to fail")));
         tokio::time::sleep(ms(3_000)).await;
 
-        let mut guard = locker.lock(CANARY).await.expect("free");
+        let guard = locker.lock(CANARY).await.expect("free");
         ids.push(guard.lock_id());
         seen.push_str(&shown(&locker.lock(CANARY).await.expect_err("held")));
         backend.fail_always(Call::Extend, Some(Fault::Fails(code)));
@@ -128,9 +129,9 @@ async fn neither_key_nor_lock_id_is_shown_anywhere() {
         }
         backend.fail_next(Call::Release, Fault::Fails(code));
         seen.push_str(&shown(&guard.release().await.expect_err("made to fail")));
-        write!(seen, "{guard:?} {locker:?} {:?}", guard.held()).expect("writing to a string");
+        write!(seen, "{guard:?} {locker:?} {:?}", guard.handle()).expect("writing to a string");
         backend.fail_always(Call::Release, Some(Fault::Fails(code)));
-        drop(guard); // logged, because nobody listens
+        drop(guard); // logged, because there is no callback
         ids.extend(backend.acquire_ids());
         drop(locker.shutdown().await);
     }
@@ -143,8 +144,9 @@ async fn neither_key_nor_lock_id_is_shown_anywhere() {
         let layer = TelemetryLayer::new(Arc::clone(&sink)).include_raw(true);
         let backend = layer.layer(Faulty::new());
         let options = LockOptions::default().ttl(ttl_ms(300)).timeout(ms(100));
-        let builder = Locker::builder(backend).observer(sink).options(options);
-        let locker = builder.clock(syncguard::LocalClock::Tokio).build().expect("in a runtime");
+        let builder = Locker::builder(backend).telemetry(sink).options(options);
+        let locker =
+            builder.clock(syncguard::testing::LocalClock::Tokio).build().expect("in a runtime");
         let guard = locker.lock(CANARY).await.expect("free");
         ids.push(guard.lock_id());
         guard.lost().await;
@@ -161,7 +163,7 @@ async fn neither_key_nor_lock_id_is_shown_anywhere() {
     seen.push_str(&events.lock().expect("no panic"));
 
     let logged = log.0.lock().expect("no panic").clone();
-    assert!(logged.contains("lost a lock"), "the log was written: {logged}");
+    assert!(logged.contains("message=lost "), "the log was written: {logged}");
     assert!(logged.contains("was not released"), "the log was written: {logged}");
     let everything = seen + &logged;
     assert!(!everything.contains(CANARY), "{everything}");

@@ -1,17 +1,18 @@
-//! `cancellable` around everything that a user awaits: before it begins and in its middle. The kit
-//! does the same with the bare operations of every backend.
+//! `cancellable` around everything that a user awaits: canceled before it begins and while it is in
+//! progress. The kit does the same with the bare operations of every backend.
 
 mod support;
 
 use std::future::Future;
 
 use support::{Call, Fault, Faulty, key, locker, ms, ttl_ms};
+use syncguard::backend::AcquireRequest;
 use syncguard::{
-    AcquireRequest, CancellationToken, ErrorCode, LockBackend, LockOptions, Release, Result, Ttl,
+    CancellationToken, ErrorCode, LockBackend, LockOptions, ReleaseOutcome, Result, Ttl,
     cancellable, diagnostics,
 };
 
-/// Cancels an operation after a while and answers what becomes of it.
+/// Cancels an operation after a while and returns its result.
 async fn cancel_after_10_ms<T>(operation: impl Future<Output = Result<T>>) -> Result<T> {
     let token = CancellationToken::new();
     let cancel = async {
@@ -28,11 +29,11 @@ fn assert_aborted<T>(operation: &str, result: Result<T>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancelled_before_nothing_is_asked_of_the_store() {
+async fn with_a_canceled_token_the_store_is_not_asked() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default());
-    let mut guard = locker.lock("held").await.expect("free");
-    let handle = guard.held();
+    let guard = locker.lock("held").await.expect("free");
+    let handle = guard.handle();
     let lock_id = guard.lock_id();
     let (held, calls) = (key("held"), backend.calls());
     let token = CancellationToken::new();
@@ -41,7 +42,7 @@ async fn cancelled_before_nothing_is_asked_of_the_store() {
     assert_aborted("try_lock", cancellable(&token, locker.try_lock("free")).await);
     let with_lock = locker.with_lock("free", |_held| async { panic!("it must not run") });
     assert_aborted::<()>("with_lock", cancellable(&token, with_lock).await);
-    assert_aborted("adopt", cancellable(&token, locker.adopt(lock_id)).await);
+    assert_aborted("resume", cancellable(&token, locker.resume(lock_id)).await);
     assert_aborted("extend", cancellable(&token, handle.extend(Ttl::DEFAULT)).await);
     assert_aborted("release", cancellable(&token, guard.release()).await);
     assert_aborted(
@@ -57,13 +58,13 @@ async fn cancelled_before_nothing_is_asked_of_the_store() {
     assert_aborted("break", cancellable(&token, diagnostics::break_lock(&backend, &shown)).await);
     assert_aborted("shutdown", cancellable(&token, locker.shutdown()).await);
     assert_eq!(backend.calls(), calls, "something was sent");
-    assert!(guard.is_valid(), "the guard is as it was");
+    assert!(guard.is_valid(), "the guard is unchanged");
     drop(locker.try_lock("free").await.expect("the locker was not shut down").expect("free"));
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquire_that_is_cancelled_half_way_is_undone() {
+async fn an_acquire_canceled_in_progress_is_undone() {
     for fault in [Fault::Delayed(ms(500)), Fault::HangsAfter] {
         let backend = Faulty::new();
         // An undo that hangs would not be an undo; the acquire alone is slow.
@@ -78,10 +79,10 @@ async fn an_acquire_that_is_cancelled_half_way_is_undone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_is_cancelled_half_way_goes_on() {
+async fn a_release_canceled_in_progress_continues() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default());
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     backend.fail_next(Call::Release, Fault::Delayed(ms(500)));
     assert_aborted("release", cancel_after_10_ms(guard.release()).await);
     assert!(backend.is_locked(&key("k")).await.expect("works"), "not yet");
@@ -90,7 +91,7 @@ async fn a_release_that_is_cancelled_half_way_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extend_that_is_cancelled_half_way_is_noted() {
+async fn an_extend_canceled_in_progress_is_recorded() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(5_000)));
     let guard = locker.lock("k").await.expect("free");
@@ -102,14 +103,14 @@ async fn an_extend_that_is_cancelled_half_way_is_noted() {
     locker.shutdown().await.expect("released");
 }
 
-/// Without a locker nobody undoes: the caller has the request, and can.
+/// Without a locker, nothing undoes the acquire; the caller has the request, and can.
 #[tokio::test(start_paused = true)]
-async fn a_bare_acquire_that_is_cancelled_is_the_callers_to_undo() {
+async fn a_canceled_bare_acquire_can_be_undone_by_the_caller() {
     let backend = Faulty::new();
     let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
     backend.fail_next(Call::Acquire, Fault::HangsAfter);
     assert_aborted("acquire", cancel_after_10_ms(backend.acquire(&request)).await);
     assert!(backend.is_locked(&key("k")).await.expect("works"), "it had taken effect");
-    let undo = syncguard::ReleaseRequest::undo(&request);
-    assert_eq!(backend.release(&undo).await.expect("works"), Release::Released);
+    let undo = syncguard::backend::ReleaseRequest::undo(&request);
+    assert_eq!(backend.release(&undo).await.expect("works"), ReleaseOutcome::Released);
 }

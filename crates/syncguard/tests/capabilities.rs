@@ -1,8 +1,10 @@
-//! What every backend says about itself, as the specifications of the backends have it.
+//! The capabilities of every backend, as its specification lists them.
 #![cfg(all(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite"))]
 
+use syncguard::backend::{Layer, TimeAuthority};
+use syncguard::telemetry::{TelemetryLayer, TracingSink};
 use syncguard::{AnyBackend, connect};
-use syncguard::{Layer, LockBackend, MemoryBackend, TelemetryLayer, TimeAuthority, TracingSink};
+use syncguard::{LockBackend, MemoryBackend};
 use test_support::{
     FirestoreEmulator, PostgresOptions, PostgresServer, RedisOptions, RedisServer, TempDir,
 };
@@ -42,9 +44,9 @@ async fn firestore() {
     assert_says(&url, "firestore", TimeAuthority::Client, false).await;
 }
 
-/// Layers and erasure change nothing about it.
+/// Layers and erasure do not change the capabilities.
 #[test]
-fn layers_pass_them_on() {
+fn layers_keep_the_capabilities() {
     let backend = MemoryBackend::new();
     let capabilities = backend.capabilities();
     let telemetry = TelemetryLayer::new(std::sync::Arc::new(TracingSink));

@@ -1,4 +1,4 @@
-//! What an error tells its handler: backend, operation, key and lock id.
+//! What an error contains: backend, operation, key and lock id.
 
 mod support;
 
@@ -8,7 +8,7 @@ use syncguard::{Error, ErrorCode, LockOptions, Locker, MemoryBackend, Ttl};
 
 const DOWN: Fault = Fault::Fails(ErrorCode::ServiceUnavailable);
 
-/// What is known of an error, without its message.
+/// Returns what an error contains besides its message.
 fn context(error: &Error) -> (Option<&str>, Option<&str>, bool, bool) {
     (error.backend(), error.operation(), error.key().is_some(), error.lock_id().is_some())
 }
@@ -36,7 +36,7 @@ async fn an_error_of_the_backend_keeps_its_name_through_the_locker() {
 async fn errors_of_a_guard_name_key_and_lock_id() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default());
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     backend.fail_next(Call::Extend, DOWN);
     backend.fail_next(Call::Release, DOWN);
     let errors = [
@@ -52,16 +52,16 @@ async fn errors_of_a_guard_name_key_and_lock_id() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_adoption_that_fails_names_the_lock_id() {
+async fn a_failed_resume_names_the_lock_id() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default());
-    let lock_id = locker.lock("k").await.expect("free").leak();
+    let lock_id = locker.lock("k").await.expect("free").detach();
     backend.fail_next(Call::Extend, DOWN);
-    let error = locker.adopt(lock_id).await.expect_err("down");
+    let error = locker.resume(lock_id).await.expect_err("down");
     assert!(error.lock_id().is_some_and(|found| found == lock_id));
 }
 
-/// Nothing is made up where nothing is known.
+/// What is unknown stays empty.
 #[tokio::test]
 async fn an_error_before_any_operation_names_nothing() {
     let backend = MemoryBackend::with_config(MemoryConfig::default());

@@ -1,5 +1,5 @@
-//! The Firestore backend on an emulator: the conformance kit, plain, erased, under telemetry and
-//! through the fault proxy.
+//! The conformance kit on the Firestore backend with an emulator: direct, type-erased, under
+//! telemetry and through the fault proxy.
 #![cfg(all(feature = "firestore", feature = "conformance"))]
 
 mod firestore_raw;
@@ -8,21 +8,21 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime};
 
 use firestore_raw::{Raw, fields, integer, number_of, string, text_of};
+use syncguard::backend::Layer;
 use syncguard::conformance::{Fixture, RawLock};
+use syncguard::diagnostics::explain_key;
 use syncguard::firestore::FirestoreConfig;
-use syncguard::{
-    AnyBackend, Fence, FirestoreBackend, Key, Layer, LockBackend, LockId, TelemetryLayer,
-    Timestamp, TracingSink, explain_key,
-};
+use syncguard::telemetry::{TelemetryLayer, TracingSink};
+use syncguard::{AnyBackend, Fence, FirestoreBackend, Key, LockBackend, LockId, Timestamp};
 use test_support::{Fault, FirestoreEmulator, Proxy};
 
-/// One emulator for all cases of the kit; they use keys of their own.
+/// One emulator for all cases of the kit, which use distinct keys.
 static EMULATOR: LazyLock<Option<FirestoreEmulator>> = LazyLock::new(FirestoreEmulator::start);
 
 struct FirestoreFixture {
     config: FirestoreConfig,
     raw: Raw,
-    /// Between the backend and the emulator, if there is one.
+    /// The proxy between the backend and the emulator, if there is one.
     _proxy: Option<Proxy>,
 }
 
@@ -42,7 +42,7 @@ impl FirestoreFixture {
     }
 }
 
-/// The documents of a key: its lock and its counter.
+/// Returns the documents of a key: its lock and its fence counter.
 fn paths(key: &Key) -> [String; 2] {
     let places = explain_key("firestore://test", key).expect("a URL");
     let path = |what| places.iter().find(|place| place.0 == what).expect("there").1.clone();
@@ -116,9 +116,10 @@ impl Fixture for FirestoreFixture {
     }
 }
 
-/// Cryptography is chosen for the whole process only where a token is needed; see ADR 043.
+/// The backend installs a crypto provider for the whole process only if it needs a token; see ADR
+/// 043.
 #[tokio::test]
-async fn an_emulator_leaves_the_cryptography_of_the_process_alone() {
+async fn an_emulator_installs_no_crypto_provider() {
     if EMULATOR.is_none() {
         return;
     }
@@ -127,7 +128,7 @@ async fn an_emulator_leaves_the_cryptography_of_the_process_alone() {
     assert!(rustls::crypto::CryptoProvider::get_default().is_none());
 }
 
-/// The kit, unless there is no emulator.
+/// Runs the kit, unless there is no emulator.
 macro_rules! kit {
     ($name:ident, $fixture:expr) => {
         mod $name {

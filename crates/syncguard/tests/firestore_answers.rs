@@ -1,5 +1,5 @@
-//! What the Firestore backend's answers and errors say: expired or not found, by whose time, about what;
-//! and what it makes of an id that is in several documents, or in another one than was asked for.
+//! The outcomes and errors of the Firestore backend: expired or not found, the time of the expiry,
+//! the context of errors, and lock ids that are in several documents or in an unexpected one.
 #![cfg(feature = "firestore")]
 
 mod firestore_channels;
@@ -10,15 +10,18 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use firestore_channels::{Channels, Trouble};
+use firestore_channels::{Channels, RequestFault};
 use firestore_raw::{Raw, fields, integer, number_of, string};
 use servers::{grant, key, request};
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, Capabilities, Clock, ExtendRequest, Fenced, Hint,
+    ReleaseRequest, SystemClock, TimeAuthority,
+};
 use syncguard::firestore::FirestoreConfig;
 use syncguard::firestore::tonic::Code;
 use syncguard::{
-    Absence, Acquire, AcquireRequest, Capabilities, Clock, Error, ErrorCode, Extend, ExtendRequest,
-    Fenced, FirestoreBackend, Hint, Key, LockBackend, LockId, Release, ReleaseRequest, SystemClock,
-    TimeAuthority, Timestamp, Ttl,
+    Error, ErrorCode, ExtendOutcome, FirestoreBackend, Key, LockBackend, LockId, NotHeldReason,
+    ReleaseOutcome, Timestamp, Ttl,
 };
 use test_support::FirestoreEmulator;
 use tracing::field::{Field, Visit};
@@ -35,7 +38,7 @@ fn now_ms() -> i64 {
     Timestamp::from(SystemTime::now()).as_millis().try_into().expect("soon")
 }
 
-/// Puts a lock into a document.
+/// Stores a lock in a document.
 async fn plant(raw: &Raw, document: &str, lock_id: LockId, expires_in_ms: i64) {
     let planted = fields([
         ("lockId", string(lock_id.expose())),
@@ -54,15 +57,18 @@ async fn a_dead_lock_is_expired_and_a_missing_one_is_not_found() {
     let (dead, missing) = (request("dead").lock_id(), request("missing").lock_id());
     plant(&raw, "dead", dead, -1_001).await;
     for (lock_id, name, absence) in
-        [(dead, "dead", Absence::Expired), (missing, "missing", Absence::NotFound)]
+        [(dead, "dead", NotHeldReason::Expired), (missing, "missing", NotHeldReason::NotFound)]
     {
         for hint in [Hint::default(), Hint::key(key(name)), Hint::key(key("another"))] {
             let extend = ExtendRequest::new(lock_id, Ttl::DEFAULT).with_hint(hint.clone());
             let extended = backend.extend(&extend).await.expect("works");
-            assert!(matches!(extended, Extend::NotHeld(why) if why == absence), "{extended:?}");
+            assert!(
+                matches!(extended, ExtendOutcome::NotHeld(why) if why == absence),
+                "{extended:?}"
+            );
             let release = ReleaseRequest::new(lock_id).with_hint(hint);
             let released = backend.release(&release).await.expect("works");
-            assert_eq!(released, Release::NotHeld(absence), "{name}");
+            assert_eq!(released, ReleaseOutcome::NotHeld(absence), "{name}");
         }
     }
 }
@@ -73,7 +79,7 @@ async fn the_expiry_is_computed_after_the_reads() {
     let ((backend, channels), raw) = (connect(&emulator).await, Raw::new(emulator.port()));
     let slow = Duration::from_millis(800);
     let (before, ttl) = (SystemClock.now(), Ttl::DEFAULT);
-    channels.have("BatchGetDocuments", Trouble::Slow(slow), 1);
+    channels.have("BatchGetDocuments", RequestFault::Slow(slow), 1);
     let (held, lease) = grant(&backend, "k").await;
     assert!(lease.expires_at().since(before.expiry(ttl)) >= slow, "computed before the read");
     assert!(lease.expires_at() <= SystemClock.now().expiry(ttl));
@@ -81,9 +87,9 @@ async fn the_expiry_is_computed_after_the_reads() {
     let expires_at = i64::try_from(lease.expires_at().as_millis()).expect("soon");
     assert_eq!(number_of(&stored, "expiresAtMs"), expires_at);
     let before = SystemClock.now();
-    channels.have("RunQuery", Trouble::Slow(slow), 1);
+    channels.have("RunQuery", RequestFault::Slow(slow), 1);
     let extended = backend.extend(&ExtendRequest::new(held.lock_id(), ttl)).await.expect("works");
-    let Extend::Extended(extension) = extended else { panic!("{extended:?}") };
+    let ExtendOutcome::Extended(extension) = extended else { panic!("{extended:?}") };
     assert!(extension.expires_at().since(before.expiry(ttl)) >= slow, "computed before the query");
     let stored = raw.get("locks/k").await.expect("there");
     let expires_at = i64::try_from(extension.expires_at().as_millis()).expect("soon");
@@ -91,7 +97,7 @@ async fn the_expiry_is_computed_after_the_reads() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn capabilities_and_errors_say_what_they_are_about() {
+async fn capabilities_and_error_contexts_are_correct() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (backend, channels) = connect(&emulator).await;
     let expected = Capabilities::new::<Fenced>("firestore", TimeAuthority::Client);
@@ -104,7 +110,7 @@ async fn capabilities_and_errors_say_what_they_are_about() {
         assert!(error.lock_id() == lock_id, "{error:?}");
     };
     for method in ["BatchGetDocuments", "RunQuery", "ListDocuments", "Commit"] {
-        channels.have(method, Trouble::Refused(Code::PermissionDenied), u32::MAX);
+        channels.have(method, RequestFault::Refused(Code::PermissionDenied), u32::MAX);
     }
     let (key, request) = (key("k"), request("k"));
     let id = request.lock_id();
@@ -121,16 +127,16 @@ async fn capabilities_and_errors_say_what_they_are_about() {
     check(error, "extend", None, Some(id));
     let error = backend.release(&ReleaseRequest::new(id)).await.expect_err(refused);
     check(error, "release", None, Some(id));
-    let inspector = backend.inspector().expect("it has one");
-    check(inspector.list(None).await.expect_err(refused), "list", None, None);
-    check(inspector.advice().await.expect_err(refused), "advice", None, None);
+    let admin = backend.admin().expect("it has one");
+    check(admin.list(None).await.expect_err(refused), "list", None, None);
+    check(admin.findings().await.expect_err(refused), "findings", None, None);
     let config = FirestoreConfig::new("test").emulator(emulator.host()).channel(channels.clone());
     let error = FirestoreBackend::connect(config).await.expect_err(refused);
     check(error, "connect", None, None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_that_a_query_gives_and_nobody_asked_for_is_not_touched() {
+async fn a_lock_that_a_query_returns_by_mistake_is_not_changed() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (backend, channels) = connect(&emulator).await;
     let raw = Raw::new(emulator.port());
@@ -139,19 +145,19 @@ async fn a_lock_that_a_query_gives_and_nobody_asked_for_is_not_touched() {
     let before = raw.get("locks/theirs").await.expect("there");
     channels.swap(ours, theirs.lock_id());
     let released = backend.release(&ReleaseRequest::new(ours)).await.expect("works");
-    assert_eq!(released, Release::NotHeld(Absence::NotFound));
+    assert_eq!(released, ReleaseOutcome::NotHeld(NotHeldReason::NotFound));
     let extended = backend.extend(&ExtendRequest::new(ours, Ttl::DEFAULT)).await.expect("works");
-    assert!(matches!(extended, Extend::NotHeld(Absence::NotFound)), "{extended:?}");
+    assert!(matches!(extended, ExtendOutcome::NotHeld(NotHeldReason::NotFound)), "{extended:?}");
     assert!(backend.lookup_id(&ours).await.expect("works").is_none());
     assert_eq!(raw.get("locks/theirs").await.expect("still there"), before);
 }
 
-/// Writes every `tracing` event down, with its level.
+/// A subscriber that records every `tracing` event with its level.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<String>>);
 
 impl Log {
-    /// The lines since the last question.
+    /// Takes the lines since the last call.
     fn lines(&self) -> Vec<String> {
         let text = std::mem::take(&mut *self.0.lock().expect("no panic inside"));
         text.lines().map(str::to_owned).collect()
@@ -192,10 +198,10 @@ impl Visit for Line<'_> {
 }
 
 #[tokio::test]
-async fn an_id_in_several_documents_is_a_warning_without_key_and_id() {
+async fn an_id_in_several_documents_logs_a_warning_without_key_or_id() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let log = Log::default();
-    // The log of this thread, on which everything here runs.
+    // Everything in this test runs on this thread.
     let _log = tracing::subscriber::set_default(log.clone());
     let ((backend, _), raw) = (connect(&emulator).await, Raw::new(emulator.port()));
     let id = request("any").lock_id();
@@ -210,25 +216,25 @@ async fn an_id_in_several_documents_is_a_warning_without_key_and_id() {
     };
     plant(&raw, "canary-1", id, 60_000).await;
     assert!(backend.lookup_id(&id).await.expect("works").is_some());
-    assert_eq!(warnings(), 0, "one document is as it should be");
+    assert_eq!(warnings(), 0, "one document is normal");
     plant(&raw, "canary-2", id, 60_000).await;
     assert!(backend.lookup_id(&id).await.expect("works").is_some());
     assert_eq!(warnings(), 1);
     let released = backend.release(&ReleaseRequest::new(id)).await.expect("works");
-    assert_eq!(released, Release::NotHeld(Absence::Unknown));
+    assert_eq!(released, ReleaseOutcome::NotHeld(NotHeldReason::Unknown));
     assert_eq!(warnings(), 1);
     let extended = backend.extend(&ExtendRequest::new(id, Ttl::DEFAULT)).await.expect("works");
-    assert!(matches!(extended, Extend::NotHeld(Absence::Unknown)), "{extended:?}");
+    assert!(matches!(extended, ExtendOutcome::NotHeld(NotHeldReason::Unknown)), "{extended:?}");
     assert_eq!(warnings(), 1);
 }
 
 /// The one exception to "a hint never changes a result" (ADR 024).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_live_documents_with_one_id_a_hint_names_the_one_that_is_meant() {
+async fn a_hint_selects_one_of_two_live_documents_with_the_same_id() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let ((backend, _), raw) = (connect(&emulator).await, Raw::new(emulator.port()));
     let request = AcquireRequest::new(key("d0"), Ttl::DEFAULT).expect("randomness");
-    let Acquire::Acquired(lease) = backend.acquire(&request).await.expect("works") else {
+    let AcquireOutcome::Acquired(lease) = backend.acquire(&request).await.expect("works") else {
         panic!("it is free")
     };
     let id = request.lock_id();
@@ -242,16 +248,16 @@ async fn of_two_live_documents_with_one_id_a_hint_names_the_one_that_is_meant() 
         names.sort();
         names
     };
-    // Without a hint, or with one that leads to neither, nobody can know which is meant.
+    // Without a hint, or with one that leads to neither, it is unknown which one is meant.
     for hint in [Hint::default(), Hint::key(key("d9"))] {
-        assert_eq!(release(hint).await, Release::NotHeld(Absence::Unknown));
+        assert_eq!(release(hint).await, ReleaseOutcome::NotHeld(NotHeldReason::Unknown));
         assert_eq!(left().await, ["locks/d0", "locks/d1"]);
     }
-    // A hint, or a receipt, names one of them, and only that one is changed.
-    assert_eq!(release(Hint::key(key("d1"))).await, Release::Released);
+    // A hint or a receipt selects one of them, and only that one is changed.
+    assert_eq!(release(Hint::key(key("d1"))).await, ReleaseOutcome::Released);
     assert_eq!(left().await, ["locks/d0"]);
     plant(&raw, "d1", id, 60_000).await;
     let receipt = Hint::default().with_receipt(lease.receipt().cloned());
-    assert_eq!(release(receipt).await, Release::Released);
+    assert_eq!(release(receipt).await, ReleaseOutcome::Released);
     assert_eq!(left().await, ["locks/d1"]);
 }

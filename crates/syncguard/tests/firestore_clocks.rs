@@ -1,4 +1,4 @@
-//! The Firestore backend by clocks that are off: every client's own decides there.
+//! The Firestore backend on machines whose clock is off. There, each client's own clock decides.
 #![cfg(feature = "firestore")]
 
 mod firestore_channels;
@@ -8,15 +8,17 @@ mod servers;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use firestore_channels::{Channels, Trouble};
+use firestore_channels::{Channels, RequestFault};
 use firestore_raw::Raw;
 use servers::{eventually, grant, key, request};
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, Clock, ExtendRequest, Hint, Lease, ReleaseRequest, SystemClock,
+};
 use syncguard::firestore::FirestoreConfig;
 use syncguard::firestore::tonic::Code;
 use syncguard::{
-    Absence, Acquire, AcquireRequest, Clock, ErrorCode, Extend, ExtendRequest, FirestoreBackend,
-    Hint, Lease, LockBackend, LockOptions, Locker, Release, ReleaseRequest, SystemClock, Timestamp,
-    Ttl,
+    ErrorCode, ExtendOutcome, FirestoreBackend, LockBackend, LockOptions, Locker, NotHeldReason,
+    ReleaseOutcome, Timestamp, Ttl,
 };
 use test_support::FirestoreEmulator;
 
@@ -24,7 +26,7 @@ fn config(emulator: &FirestoreEmulator) -> FirestoreConfig {
     FirestoreConfig::new("test").emulator(emulator.host())
 }
 
-/// A clock that is off.
+/// A clock that is off by some milliseconds.
 #[derive(Debug)]
 struct OffClock(i64);
 
@@ -47,23 +49,23 @@ async fn a_clock_that_is_off_grants_nothing() {
         assert!(error.to_string().contains("clock"), "{error}");
         assert!(!error.may_have_taken_effect());
         assert!(raw.get("locks/k").await.is_none());
-        let advice = backend.inspector().expect("there is one").advice().await.expect("works");
-        assert!(advice.iter().any(|advice| advice.subject() == "clock"), "{advice:?}");
+        let findings = backend.admin().expect("there is one").findings().await.expect("works");
+        assert!(findings.iter().any(|finding| finding.subject() == "clock"), "{findings:?}");
     }
-    // Enough patience makes it good enough; so does nobody looking.
+    // Larger limits accept the clock, and so does no check at all.
     let off = || config(&emulator).clock(Arc::new(OffClock(-1_000)));
     let seconds = Duration::from_secs;
     for config in [off().clock_limits(seconds(1), seconds(5)), off().without_clock_check()] {
         let backend = FirestoreBackend::connect(config).await.expect("connects");
         let (request, lease) = grant(&backend, "k").await;
-        // What is held can be given back, whatever the clock says by now.
+        // A held lock can be released whatever the clock shows.
         let strict = FirestoreBackend::connect(off()).await.expect("connects");
         let extend = ExtendRequest::new(request.lock_id(), Ttl::DEFAULT);
         let error = strict.extend(&extend).await.expect_err("the clock is off");
         assert_eq!(error.code(), ErrorCode::ServiceUnavailable);
         let hint = Hint::key(key("k")).with_receipt(lease.receipt().cloned());
         let release = ReleaseRequest::new(request.lock_id()).with_hint(hint);
-        assert_eq!(strict.release(&release).await.expect("works"), Release::Released);
+        assert_eq!(strict.release(&release).await.expect("works"), ReleaseOutcome::Released);
     }
 }
 
@@ -74,17 +76,18 @@ async fn a_clock_that_is_off_cleans_nothing_up() {
     grant(&backend, "k").await;
     let ahead = || config(&emulator).clock(Arc::new(OffClock(60_000))).cleanup_in_is_locked(true);
     let strict = FirestoreBackend::connect(ahead()).await.expect("connects");
-    assert!(!strict.is_locked(&key("k")).await.expect("works"), "by its clock it is dead");
+    assert!(!strict.is_locked(&key("k")).await.expect("works"), "expired by its clock");
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(backend.is_locked(&key("k")).await.expect("works"), "and it is not");
-    // Without the check it does what it was told.
+    assert!(backend.is_locked(&key("k")).await.expect("works"), "but not deleted");
+    // Without the check, the lock is deleted.
     let blind = FirestoreBackend::connect(ahead().without_clock_check()).await.expect("connects");
     assert!(!blind.is_locked(&key("k")).await.expect("works"));
     eventually("it is cleaned up", async || !backend.is_locked(&key("k")).await.expect("works"))
         .await;
 }
 
-/// One takes a lock for a moment and stalls; another takes it over as soon as its clock allows.
+/// One client takes a lock with a short TTL and stalls; another takes it over as soon as its own
+/// clock allows.
 async fn take_over(emulator: &FirestoreEmulator, ours: i64, theirs: i64) {
     let ttl_ms = 300;
     let connect = async |off: i64| {
@@ -97,27 +100,27 @@ async fn take_over(emulator: &FirestoreEmulator, ours: i64, theirs: i64) {
     let request = AcquireRequest::new(key(&name), ttl).expect("randomness");
     let sent = Instant::now();
     let outcome = first.acquire(&request).await.expect("works");
-    let Acquire::Acquired(held) = outcome else { panic!("{outcome:?}") };
+    let AcquireOutcome::Acquired(held) = outcome else { panic!("{outcome:?}") };
     let taken = loop {
         let outcome = second.acquire(&self::request(&name)).await.expect("works");
         match outcome {
-            Acquire::Acquired(lease) => break lease,
+            AcquireOutcome::Acquired(lease) => break lease,
             _ => tokio::time::sleep(Duration::from_millis(20)).await,
         }
     };
-    // Within the tolerance the first one's time was over by then. Beyond it the fence still tells the
-    // two apart, and the first one's lock is gone.
+    // Within the tolerance, the first client's TTL is over by then. Beyond it, the fence still
+    // distinguishes the two, and the first client has lost its lock.
     if (theirs - ours).abs() <= 1000 {
         assert!(sent.elapsed() >= Duration::from_millis(ttl_ms), "{ours} {theirs}");
     }
     assert!(taken.fence() > held.fence(), "{ours} {theirs}");
     let extend = ExtendRequest::new(request.lock_id(), ttl);
     let extended = first.extend(&extend).await.expect("works");
-    assert!(matches!(extended, Extend::NotHeld(_)), "{ours} {theirs}: {extended:?}");
+    assert!(matches!(extended, ExtendOutcome::NotHeld(_)), "{ours} {theirs}: {extended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clocks_that_differ_within_the_tolerance_never_make_two_holders() {
+async fn clocks_within_the_tolerance_never_allow_two_holders() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let emulator = &emulator;
     tokio::join!(
@@ -134,12 +137,12 @@ async fn clocks_that_differ_within_the_tolerance_never_make_two_holders() {
     );
 }
 
-/// A backend whose server's time can run away, as it does for a machine that is paused.
+/// Connects a backend whose server's time can jump ahead, as it does for a machine that was paused.
 async fn pausable(emulator: &FirestoreEmulator) -> (FirestoreBackend, Channels) {
     let channels = Channels::new(emulator);
     let config = config(emulator).channel(channels.clone());
     let backend = FirestoreBackend::connect(config).await.expect("connects");
-    // The first answer is late, because the connection is made for it.
+    // The first response includes the time to connect, so it is imprecise.
     assert!(!backend.is_locked(&key("any")).await.expect("works"));
     (backend, channels)
 }
@@ -149,21 +152,22 @@ fn extend(request: &AcquireRequest, lease: &Lease) -> ExtendRequest {
     ExtendRequest::new(request.lock_id(), Ttl::DEFAULT).with_hint(hint)
 }
 
-fn is_expired(extended: &Extend) -> bool {
-    matches!(extended, Extend::NotHeld(Absence::Expired))
+fn is_expired(extended: &ExtendOutcome) -> bool {
+    matches!(extended, ExtendOutcome::NotHeld(NotHeldReason::Expired))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_extend_after_a_pause_of_all_clocks_is_not_believed() {
+async fn an_extend_after_a_pause_of_all_clocks_reports_the_expiry() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let raw = Raw::new(emulator.port());
-    // The lock is dead by the time of the commit, though not by any clock here. What was revived in the
-    // first case is gone, and what is dead in the second one stays so.
+    // The lock has expired by the time of the commit, but by no local clock. In the first case, the
+    // extend revives the lock, which is then deleted; in the second case, it stays expired.
     for (pause_secs, is_left) in [(35, false), (95, true)] {
         let (backend, channels) = pausable(&emulator).await;
         let name = format!("paused {pause_secs}");
         let request = AcquireRequest::new(key(&name), Ttl::DEFAULT).expect("randomness");
-        let Acquire::Acquired(lease) = backend.acquire(&request).await.expect("works") else {
+        let AcquireOutcome::Acquired(lease) = backend.acquire(&request).await.expect("works")
+        else {
             panic!("it is free")
         };
         channels.pause_for(pause_secs);
@@ -177,66 +181,66 @@ async fn an_extend_after_a_pause_of_all_clocks_is_not_believed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_short_pause_of_all_clocks_extends_nothing_and_the_end_is_told() {
+async fn extends_after_a_short_pause_of_all_clocks_fail_until_the_lock_expires() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (backend, channels) = pausable(&emulator).await;
     let (request, lease) = grant(&backend, "k").await;
-    // Alive, and for less time than a holder would believe.
+    // The lock is live, but for less time than the holder would believe.
     channels.pause_for(20);
     for is_first in [true, false] {
         let error = backend.extend(&extend(&request, &lease)).await.expect_err("the clock is off");
         assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
         assert!(error.to_string().contains("clock"), "{error}");
-        // The first one wrote before it knew.
+        // The first extend wrote before it noticed the pause.
         assert_eq!(error.may_have_taken_effect(), is_first, "{error:?}");
     }
-    // By the server's time it is over; by no clock here is it.
+    // The lock has expired by the server's time, but by no local clock.
     channels.pause_for(20);
-    let extended = backend.extend(&extend(&request, &lease)).await.expect("it is over");
+    let extended = backend.extend(&extend(&request, &lease)).await.expect("expired");
     assert!(is_expired(&extended), "{extended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guard_is_told_of_its_loss_after_a_pause_of_all_clocks() {
+async fn a_guard_reports_its_loss_after_a_pause_of_all_clocks() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (backend, channels) = pausable(&emulator).await;
-    // Renewed after 8 s. Whoever believes that renewal is told after 32 s.
+    // The first renewal is after 8 s. A guard that believed it would report the loss after 32 s.
     let ttl = Ttl::new(Duration::from_secs(24)).expect("valid");
     let options = LockOptions::default().ttl(ttl).renew();
     let locker = Locker::builder(backend).options(options).build().expect("a runtime");
     let guard = locker.lock("k").await.expect("free");
     channels.pause_for(60);
     let lost = tokio::time::timeout(Duration::from_secs(20), guard.lost()).await;
-    lost.expect("told");
+    lost.expect("the loss is reported");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_after_a_pause_of_all_clocks_is_not_believed() {
+async fn a_grant_after_a_pause_of_all_clocks_is_an_error() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
-    // Between the read and the commit, so that only the commit can tell.
+    // The pause is between the read and the commit, so only the commit reveals it.
     let (backend, channels) = pausable(&emulator).await;
     channels.pause_before_next("Commit", 60);
     let error = backend.acquire(&request("a")).await.expect_err("the clock is off");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
     assert!(error.may_have_taken_effect(), "{error:?}");
-    // The answer is lost, and the look finds the lock and the pause.
+    // The response is lost, and the next read finds the lock and reveals the pause.
     let (backend, channels) = pausable(&emulator).await;
     channels.pause_before_next("Commit", 60);
-    channels.have("Commit", Trouble::Lost(Code::Unavailable), 1);
+    channels.have("Commit", RequestFault::Lost(Code::Unavailable), 1);
     let error = backend.acquire(&request("b")).await.expect_err("the clock is off");
     assert!(error.may_have_taken_effect(), "{error:?}");
-    // A replay finds its lock and the pause.
+    // A replay finds its lock, and the read reveals the pause.
     let (backend, channels) = pausable(&emulator).await;
     let (replayed, _) = grant(&backend, "c").await;
     channels.pause_for(60);
     let error = backend.acquire(&replayed).await.expect_err("the clock is off");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
     assert!(error.may_have_taken_effect(), "{error:?}");
-    // So does an extend whose answer is lost.
+    // The same for an extend whose response is lost.
     let (backend, channels) = pausable(&emulator).await;
     let (held, lease) = grant(&backend, "d").await;
     channels.pause_before_next("Commit", 60);
-    channels.have("Commit", Trouble::Lost(Code::Unavailable), 1);
+    channels.have("Commit", RequestFault::Lost(Code::Unavailable), 1);
     let error = backend.extend(&extend(&held, &lease)).await.expect_err("the clock is off");
     assert!(error.may_have_taken_effect(), "{error:?}");
 }

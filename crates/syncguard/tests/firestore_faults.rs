@@ -1,5 +1,5 @@
-//! The Firestore backend when things go wrong: refused and lost requests, a killed emulator, clocks
-//! that are off, and everything that a person can get wrong. And how many requests an operation is.
+//! The Firestore backend under faults: refused and lost requests, a killed emulator, streams that
+//! are cut, missing credentials and invalid input. Also the number of requests of each operation.
 #![cfg(feature = "firestore")]
 
 mod firestore_channels;
@@ -8,15 +8,16 @@ mod servers;
 
 use std::time::{Duration, Instant};
 
-use firestore_channels::{Channels, Trouble};
+use firestore_channels::{Channels, RequestFault};
 use firestore_raw::{Raw, text_of};
 use servers::{grant, install_cryptography, key, request, resets, waiter, woken};
+use syncguard::backend::{AcquireOutcome, AcquireRequest, ExtendRequest, Hint, ReleaseRequest};
 use syncguard::firestore::FirestoreConfig;
 use syncguard::firestore::google_cloud_auth::credentials::mds;
 use syncguard::firestore::tonic::Code;
 use syncguard::{
-    Acquire, AcquireRequest, Error, ErrorCode, Extend, ExtendRequest, FirestoreBackend, Hint,
-    LockBackend, LockOptions, Locker, Release, ReleaseRequest, Ttl,
+    Error, ErrorCode, ExtendOutcome, FirestoreBackend, LockBackend, LockOptions, Locker,
+    ReleaseOutcome, Ttl,
 };
 use test_support::{Fault, FirestoreEmulator, Proxy};
 
@@ -33,7 +34,7 @@ async fn connect(emulator: &FirestoreEmulator) -> (FirestoreBackend, Channels) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operations_are_as_many_requests_as_promised() {
+async fn operations_send_the_documented_number_of_requests() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (backend, channels) = connect(&emulator).await;
     let is = |expected: &[(&str, u32)]| {
@@ -43,13 +44,13 @@ async fn operations_are_as_many_requests_as_promised() {
     };
     let read_and_commit = [("BatchGetDocuments", 1), ("Commit", 1)];
     let query_and_commit = [("Commit", 1), ("RunQuery", 1)];
-    // By the guard, which remembers the version.
+    // Through the guard, whose receipt has the version.
     let locker = Locker::new(backend.clone()).expect("a runtime");
-    let mut guard = locker.lock("guard").await.expect("free");
+    let guard = locker.lock("guard").await.expect("free");
     is(&read_and_commit);
     for _ in 0..2 {
         let extended = guard.extend(Ttl::DEFAULT).await.expect("works");
-        assert!(matches!(extended, Extend::Extended(_)), "{extended:?}");
+        assert!(matches!(extended, ExtendOutcome::Extended(_)), "{extended:?}");
         is(&[("Commit", 1)]);
     }
     guard.release().await.expect("held");
@@ -62,7 +63,10 @@ async fn operations_are_as_many_requests_as_promised() {
         is(&read_and_commit);
         let id = request.lock_id();
         let extend = ExtendRequest::new(id, Ttl::DEFAULT).with_hint(hint.clone());
-        assert!(matches!(backend.extend(&extend).await.expect("works"), Extend::Extended(_)));
+        assert!(matches!(
+            backend.extend(&extend).await.expect("works"),
+            ExtendOutcome::Extended(_)
+        ));
         is(&expected);
         assert!(backend.is_locked(&key("k")).await.expect("works"));
         is(&[("BatchGetDocuments", 1)]);
@@ -71,20 +75,23 @@ async fn operations_are_as_many_requests_as_promised() {
         assert!(backend.lookup_id(&id).await.expect("works").is_some());
         is(&[("RunQuery", 1)]);
         let contended = backend.acquire(&self::request("k")).await.expect("works");
-        assert!(matches!(contended, Acquire::Contended { .. }));
+        assert!(matches!(contended, AcquireOutcome::Contended { .. }));
         is(&[("BatchGetDocuments", 1)]);
         let release = ReleaseRequest::new(id).with_hint(hint);
-        assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+        assert_eq!(backend.release(&release).await.expect("works"), ReleaseOutcome::Released);
         is(&expected);
-        // What is not there is not committed either.
+        // Without a lock, there is no commit.
         let again = ReleaseRequest::new(id);
-        assert!(matches!(backend.release(&again).await.expect("works"), Release::NotHeld(_)));
+        assert!(matches!(
+            backend.release(&again).await.expect("works"),
+            ReleaseOutcome::NotHeld(_)
+        ));
         is(&[("RunQuery", 1)]);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refusals_have_their_codes_and_change_nothing() {
+async fn refused_requests_have_their_codes_and_change_nothing() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (backend, channels) = connect(&emulator).await;
     let raw = Raw::new(emulator.port());
@@ -117,20 +124,20 @@ async fn refusals_have_their_codes_and_change_nothing() {
         assert!(!shown.contains("canary"), "{shown}");
     };
     for (code, expected) in table.into_iter().chain(only_of_reads) {
-        channels.have("BatchGetDocuments", Trouble::Refused(code), 1);
+        channels.have("BatchGetDocuments", RequestFault::Refused(code), 1);
         check(backend.acquire(&request("a")).await.expect_err("refused"), expected, true);
-        channels.have("BatchGetDocuments", Trouble::Refused(code), 1);
+        channels.have("BatchGetDocuments", RequestFault::Refused(code), 1);
         check(backend.is_locked(&key("a")).await.expect_err("refused"), expected, true);
-        channels.have("RunQuery", Trouble::Refused(code), 1);
+        channels.have("RunQuery", RequestFault::Refused(code), 1);
         check(backend.release(&by_id).await.expect_err("refused"), expected, true);
     }
     for (code, expected) in table {
-        channels.have("Commit", Trouble::Refused(code), 1);
+        channels.have("Commit", RequestFault::Refused(code), 1);
         check(backend.acquire(&request("a")).await.expect_err("refused"), expected, false);
-        channels.have("Commit", Trouble::Refused(code), 1);
+        channels.have("Commit", RequestFault::Refused(code), 1);
         let release = ReleaseRequest::new(held.lock_id()).with_hint(hint.clone());
         check(backend.release(&release).await.expect_err("refused"), expected, false);
-        channels.have("Commit", Trouble::Refused(code), 1);
+        channels.have("Commit", RequestFault::Refused(code), 1);
         let extend = ExtendRequest::new(held.lock_id(), Ttl::DEFAULT).with_hint(hint.clone());
         check(backend.extend(&extend).await.expect_err("refused"), expected, false);
     }
@@ -140,29 +147,29 @@ async fn refusals_have_their_codes_and_change_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_answer_is_found_by_looking() {
+async fn a_lost_response_is_recovered_by_a_read() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (backend, channels) = connect(&emulator).await;
     let raw = Raw::new(emulator.port());
     let mut last = 0;
-    // Aborted, too, does not mean that it did not happen.
+    // Even after `Aborted`, the commit may have taken effect.
     for code in [Code::Unavailable, Code::DeadlineExceeded, Code::Internal, Code::Aborted] {
-        channels.have("Commit", Trouble::Lost(code), 1);
+        channels.have("Commit", RequestFault::Lost(code), 1);
         let (request, lease) = grant(&backend, "k").await;
         assert_eq!(lease.fence().get(), last + 1, "{code:?}");
         last += 1;
         let hint = Hint::key(key("k")).with_receipt(lease.receipt().cloned());
-        channels.have("Commit", Trouble::Lost(code), 1);
+        channels.have("Commit", RequestFault::Lost(code), 1);
         let extend = ExtendRequest::new(request.lock_id(), Ttl::DEFAULT).with_hint(hint);
         let outcome = backend.extend(&extend).await.expect("works");
-        let Extend::Extended(extension) = outcome else { panic!("{outcome:?}") };
+        let ExtendOutcome::Extended(extension) = outcome else { panic!("{outcome:?}") };
         let hint = Hint::key(key("k")).with_receipt(extension.receipt().cloned());
-        channels.have("Commit", Trouble::Lost(code), 1);
+        channels.have("Commit", RequestFault::Lost(code), 1);
         let release = ReleaseRequest::new(request.lock_id()).with_hint(hint);
         let released = backend.release(&release).await.expect("works");
-        // After a conflict nobody can know who deleted it.
+        // After a conflict, it is unknown which client deleted the lock.
         let is_told = code != Code::Aborted;
-        assert_eq!(released == Release::Released, is_told, "{released:?}");
+        assert_eq!(released == ReleaseOutcome::Released, is_told, "{released:?}");
         assert!(raw.get("locks/k").await.is_none());
         let counter = raw.get("fence_counters/fence:k").await.expect("there");
         assert_eq!(text_of(&counter, "fence"), format!("{last:015}"));
@@ -170,26 +177,26 @@ async fn a_lost_answer_is_found_by_looking() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hot_key_is_contended_and_no_error() {
+async fn a_hot_key_is_contended_not_an_error() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (backend, channels) = connect(&emulator).await;
-    // A few conflicts are ridden out.
-    channels.have("Commit", Trouble::Refused(Code::Aborted), 3);
+    // A few conflicts are retried.
+    channels.have("Commit", RequestFault::Refused(Code::Aborted), 3);
     let (request, lease) = grant(&backend, "hot").await;
-    // Too many are somebody else's lock, or trouble for the holder.
-    channels.have("Commit", Trouble::Refused(Code::Aborted), u32::MAX);
+    // With too many, an acquire is contended, and a release fails.
+    channels.have("Commit", RequestFault::Refused(Code::Aborted), u32::MAX);
     let outcome = backend.acquire(&self::request("other")).await.expect("works");
-    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{outcome:?}");
     let hint = Hint::key(key("hot")).with_receipt(lease.receipt().cloned());
     let release = ReleaseRequest::new(request.lock_id()).with_hint(hint);
     let error = backend.release(&release).await.expect_err("conflicts");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable);
     channels.behave();
-    assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+    assert_eq!(backend.release(&release).await.expect("works"), ReleaseOutcome::Released);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_that_is_no_conflict_is_an_error() {
+async fn a_refusal_without_a_conflict_is_an_error() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (backend, channels) = connect(&emulator).await;
     let (held, _) = grant(&backend, "held").await;
@@ -198,8 +205,8 @@ async fn a_refusal_that_is_no_conflict_is_an_error() {
         (Code::NotFound, ErrorCode::InvalidArgument),
         (Code::AlreadyExists, ErrorCode::Internal),
     ] {
-        // Nothing has changed, and it is refused all the same.
-        channels.have("Commit", Trouble::Refused(code), u32::MAX);
+        // The commit is refused although no document has changed.
+        channels.have("Commit", RequestFault::Refused(code), u32::MAX);
         let error = backend.acquire(&request("free")).await.expect_err("refused");
         assert_eq!(error.code(), expected, "{code:?}");
         let release = ReleaseRequest::new(held.lock_id());
@@ -210,91 +217,91 @@ async fn a_refusal_that_is_no_conflict_is_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_cannot_be_found_stays_unknown() {
+async fn an_outcome_that_cannot_be_verified_stays_unknown() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (backend, channels) = connect(&emulator).await;
-    // Granted, and dead before anybody looks.
-    channels.have("Commit", Trouble::Late(Code::Unavailable), 1);
+    // The lock is granted, but expires before it is read.
+    channels.have("Commit", RequestFault::Late(Code::Unavailable), 1);
     let ttl = Ttl::new(Duration::from_millis(1)).expect("valid");
     let request = AcquireRequest::new(key("k"), ttl).expect("randomness");
-    let error = backend.acquire(&request).await.expect_err("nobody knows");
+    let error = backend.acquire(&request).await.expect_err("unknown");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
     assert!(error.may_have_taken_effect());
-    // The same with a conflict in place of the trouble: whoever asks anew gets it.
-    channels.have("Commit", Trouble::Late(Code::Aborted), 1);
+    // The same with a conflict instead: it counts as contended, and a new request gets the lock.
+    channels.have("Commit", RequestFault::Late(Code::Aborted), 1);
     let request = AcquireRequest::new(key("k"), ttl).expect("randomness");
     let outcome = backend.acquire(&request).await.expect("works");
-    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
-    assert!(matches!(backend.acquire(&request).await.expect("works"), Acquire::Spent));
-    // A conflict that was none, and nobody can look.
-    channels.have("Commit", Trouble::LostAndLast(Code::Aborted), 1);
-    let error = backend.acquire(&self::request("then")).await.expect_err("nobody knows");
+    assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{outcome:?}");
+    assert!(matches!(backend.acquire(&request).await.expect("works"), AcquireOutcome::AlreadyUsed));
+    // The commit took effect despite a conflict, and the read fails.
+    channels.have("Commit", RequestFault::LostAndLast(Code::Aborted), 1);
+    let error = backend.acquire(&self::request("then")).await.expect_err("unknown");
     assert!(error.may_have_taken_effect(), "{error:?}");
-    assert!(backend.is_locked(&key("then")).await.expect("works"), "it had happened");
-    // The same with the last conflict that is ridden out.
-    channels.have("Commit", Trouble::Refused(Code::Aborted), 5);
-    channels.have("Commit", Trouble::LostAndLast(Code::Aborted), 1);
-    let error = backend.acquire(&self::request("last")).await.expect_err("nobody knows");
+    assert!(backend.is_locked(&key("then")).await.expect("works"), "it took effect");
+    // The same with the last conflict that is retried.
+    channels.have("Commit", RequestFault::Refused(Code::Aborted), 5);
+    channels.have("Commit", RequestFault::LostAndLast(Code::Aborted), 1);
+    let error = backend.acquire(&self::request("last")).await.expect_err("unknown");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
     assert!(error.may_have_taken_effect(), "{error:?}");
-    assert!(backend.is_locked(&key("last")).await.expect("works"), "it had happened");
-    // If somebody can look, it is found.
-    channels.have("Commit", Trouble::Refused(Code::Aborted), 5);
-    channels.have("Commit", Trouble::Lost(Code::Aborted), 1);
+    assert!(backend.is_locked(&key("last")).await.expect("works"), "it took effect");
+    // If the read succeeds, it finds the lock.
+    channels.have("Commit", RequestFault::Refused(Code::Aborted), 5);
+    channels.have("Commit", RequestFault::Lost(Code::Aborted), 1);
     grant(&backend, "found").await;
-    // A release, and an extend, that end with conflicts may have happened, and so may those that cannot
-    // look after one.
+    // A release or an extend that ends with conflicts may have taken effect, and so may one whose
+    // read after a conflict fails.
     let (held, lease) = grant(&backend, "conflicts").await;
     let hint = Hint::key(key("conflicts")).with_receipt(lease.receipt().cloned());
     let extend = ExtendRequest::new(held.lock_id(), Ttl::DEFAULT).with_hint(hint.clone());
     let release = ReleaseRequest::new(held.lock_id()).with_hint(hint);
-    channels.have("Commit", Trouble::Refused(Code::Aborted), 7);
+    channels.have("Commit", RequestFault::Refused(Code::Aborted), 7);
     let error = backend.extend(&extend).await.expect_err("conflicts");
     assert!(error.may_have_taken_effect(), "{error:?}");
-    channels.have("Commit", Trouble::LostAndLast(Code::Aborted), 1);
-    let error = backend.extend(&extend).await.expect_err("nobody knows");
+    channels.have("Commit", RequestFault::LostAndLast(Code::Aborted), 1);
+    let error = backend.extend(&extend).await.expect_err("unknown");
     assert!(error.may_have_taken_effect(), "{error:?}");
-    channels.have("Commit", Trouble::Refused(Code::Aborted), 7);
+    channels.have("Commit", RequestFault::Refused(Code::Aborted), 7);
     let error = backend.release(&release).await.expect_err("conflicts");
     assert!(error.may_have_taken_effect(), "{error:?}");
-    // The look fails too.
+    // The response is lost, and the read fails too.
     let (held, lease) = grant(&backend, "held").await;
     let hint = Hint::key(key("held")).with_receipt(lease.receipt().cloned());
-    channels.have("Commit", Trouble::Lost(Code::Unavailable), 1);
-    channels.have("BatchGetDocuments", Trouble::Refused(Code::Unavailable), 1);
+    channels.have("Commit", RequestFault::Lost(Code::Unavailable), 1);
+    channels.have("BatchGetDocuments", RequestFault::Refused(Code::Unavailable), 1);
     let release = ReleaseRequest::new(held.lock_id()).with_hint(hint);
-    let error = backend.release(&release).await.expect_err("nobody knows");
+    let error = backend.release(&release).await.expect_err("unknown");
     assert!(error.may_have_taken_effect());
-    assert!(!backend.is_locked(&key("held")).await.expect("works"), "it had happened");
+    assert!(!backend.is_locked(&key("held")).await.expect("works"), "it took effect");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_receipt_that_is_not_true_changes_no_answer() {
+async fn a_wrong_receipt_does_not_change_the_outcome() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (backend, _) = connect(&emulator).await;
     let (mine, lease) = grant(&backend, "mine").await;
     let (theirs, other) = grant(&backend, "theirs").await;
     let stale = Hint::key(key("mine")).with_receipt(lease.receipt().cloned());
     let wrong = Hint::key(key("mine")).with_receipt(other.receipt().cloned());
-    // Somebody else extends it, so the version is not what the guard remembers.
+    // An extend without the receipt changes the version, so the receipt is out of date.
     let extend = ExtendRequest::new(mine.lock_id(), Ttl::DEFAULT);
-    assert!(matches!(backend.extend(&extend).await.expect("works"), Extend::Extended(_)));
+    assert!(matches!(backend.extend(&extend).await.expect("works"), ExtendOutcome::Extended(_)));
     let extend = extend.with_hint(stale);
-    assert!(matches!(backend.extend(&extend).await.expect("works"), Extend::Extended(_)));
+    assert!(matches!(backend.extend(&extend).await.expect("works"), ExtendOutcome::Extended(_)));
     let release = ReleaseRequest::new(mine.lock_id()).with_hint(wrong.clone());
-    assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
-    // The receipt of a lock is no key to another.
-    assert!(matches!(backend.release(&release).await.expect("works"), Release::NotHeld(_)));
+    assert_eq!(backend.release(&release).await.expect("works"), ReleaseOutcome::Released);
+    // The receipt of another lock does not give access to it.
+    assert!(matches!(backend.release(&release).await.expect("works"), ReleaseOutcome::NotHeld(_)));
     assert!(backend.is_locked(&key("theirs")).await.expect("works"));
     let release = ReleaseRequest::new(theirs.lock_id());
-    assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+    assert_eq!(backend.release(&release).await.expect("works"), ReleaseOutcome::Released);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_emulator_is_an_error_and_comes_back() {
+async fn a_killed_emulator_is_an_error_until_it_restarts() {
     let Some(mut emulator) = FirestoreEmulator::start() else { return };
     let backend = FirestoreBackend::connect(config(&emulator)).await.expect("connects");
-    let options = LockOptions::default().timeout(Duration::from_secs(30)).ride_out_errors(true);
+    let options = LockOptions::default().timeout(Duration::from_secs(30)).retry_on_error(true);
     let locker = Locker::builder(backend.clone()).options(options).build().expect("a runtime");
     let guard = locker.lock("k").await.expect("free");
     let waiting = tokio::spawn({
@@ -304,19 +311,19 @@ async fn a_killed_emulator_is_an_error_and_comes_back() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     emulator.kill();
     for _ in 0..3 {
-        let error = backend.acquire(&request("x")).await.expect_err("nobody there");
+        let error = backend.acquire(&request("x")).await.expect_err("no emulator");
         assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
         assert!(!error.may_have_taken_effect());
     }
     drop(guard);
-    // It forgets everything, so the waiter gets the lock; no client was restarted.
+    // The emulator has lost its data, so the waiter gets the lock without a restart of the client.
     emulator.restart();
     assert_eq!(waiting.await.expect("no panic").expect("works"), 1);
-    // And wake-ups work again, on a stream that was lost with somebody waiting.
+    // Notifications work again on a new stream.
     wakes(&emulator, &backend).await;
 }
 
-/// A lock that is deleted, by whomever, wakes who waits for it, and nothing else does.
+/// Asserts that deleting a lock, by any client, wakes its waiter, and that nothing else does.
 async fn wakes(emulator: &FirestoreEmulator, backend: &FirestoreBackend) {
     let raw = Raw::new(emulator.port());
     let waiter = waiter(backend.clone());
@@ -331,18 +338,18 @@ async fn wakes(emulator: &FirestoreEmulator, backend: &FirestoreBackend) {
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert!(!waiting.is_finished());
         if round == 0 {
-            // As the TypeScript implementation would.
+            // As the TypeScript implementation does.
             raw.delete(&format!("locks/{name}")).await;
         } else {
             let release = ReleaseRequest::new(held.lock_id());
-            assert_eq!(other.release(&release).await.expect("works"), Release::Released);
+            assert_eq!(other.release(&release).await.expect("works"), ReleaseOutcome::Released);
         }
         woken(waiting).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_is_cut_is_opened_again() {
+async fn a_stream_that_is_cut_is_reopened() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let proxy = Proxy::start(emulator.port()).await;
     let through = config(&emulator).emulator(format!("127.0.0.1:{}", proxy.port()));
@@ -357,10 +364,11 @@ async fn a_stream_that_is_cut_is_opened_again() {
     proxy.set(Fault::ResetAfter(0));
     drop(backend.is_locked(&key("cut")).await);
     proxy.set(Fault::None);
-    // Released while nobody heard, or after: who waits gets it, long before it would poll.
+    // Whether the release comes before or after the stream is reopened, the waiter gets the lock
+    // long before it would poll.
     let other = FirestoreBackend::connect(config(&emulator)).await.expect("connects");
     let release = ReleaseRequest::new(held.lock_id());
-    assert_eq!(other.release(&release).await.expect("works"), Release::Released);
+    assert_eq!(other.release(&release).await.expect("works"), ReleaseOutcome::Released);
     woken(waiting).await;
 }
 
@@ -390,7 +398,7 @@ async fn a_black_hole_is_a_timeout() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_that_are_no_ids_work_like_any_other() {
+async fn keys_that_cannot_be_document_ids_work_like_any_other() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let backend = FirestoreBackend::connect(config(&emulator)).await.expect("connects");
     let odd =
@@ -402,19 +410,23 @@ async fn keys_that_are_no_ids_work_like_any_other() {
     for (name, request) in held {
         assert!(backend.is_locked(&key(name)).await.expect("works"), "{name}");
         let outcome = backend.acquire(&self::request(name)).await.expect("works");
-        assert!(matches!(outcome, Acquire::Contended { .. }), "{name}");
+        assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{name}");
         let found = backend.lookup_id(&request.lock_id()).await.expect("works").expect("held");
-        assert!(format!("{found:?}").contains(key(name).hash().as_str()), "{name}");
+        assert!(format!("{found:?}").contains(key(name).hash_id().as_str()), "{name}");
         let release = ReleaseRequest::new(request.lock_id());
-        assert_eq!(backend.release(&release).await.expect("works"), Release::Released, "{name}");
+        assert_eq!(
+            backend.release(&release).await.expect("works"),
+            ReleaseOutcome::Released,
+            "{name}"
+        );
         assert!(!backend.is_locked(&key(name)).await.expect("works"), "{name}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn credentials_that_cannot_be_had_are_no_credentials() {
+async fn unavailable_credentials_are_an_auth_failure() {
     install_cryptography();
-    // Nobody gives any out there, and none were had before.
+    // No token service listens there, and no credentials have worked before.
     let nobody = mds::Builder::default().with_endpoint("http://127.0.0.1:9").build();
     let config = FirestoreConfig::new("project").credentials(nobody.expect("not asked yet"));
     let error = FirestoreBackend::connect(config).await.expect_err("no credentials");
@@ -431,7 +443,7 @@ async fn bad_input_is_refused_before_anything_is_sent() {
         assert!(!error.to_string().contains("canary"), "{error}");
         error.to_string()
     };
-    // Port 9 has nobody; nothing asks there.
+    // Nothing listens on port 9, and nothing is sent there.
     for query in [
         "locks_collection=a&fences_collection=a",
         "locks_collection=",
@@ -451,6 +463,6 @@ async fn bad_input_is_refused_before_anything_is_sent() {
     invalid("firestore://p/a/b").await;
     invalid("firestore://p?emulator=canary%20canary").await;
     assert!(invalid("firestore:canary/x/y").await.contains("database"));
-    let error = syncguard::connect("firestore://p?emulator=127.0.0.1:9").await.expect_err("nobody");
+    let error = syncguard::connect("firestore://p?emulator=127.0.0.1:9").await.expect_err("closed");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
 }

@@ -1,5 +1,5 @@
-//! The Firestore backend when the way to the server is dead or slow: another channel, streams that are
-//! opened again in good time, and an end to every call.
+//! The Firestore backend when the path to the server is dead or slow: it opens another channel,
+//! reopens streams with backoff, and ends every call.
 #![cfg(feature = "firestore")]
 
 mod firestore_channels;
@@ -8,21 +8,20 @@ mod servers;
 
 use std::time::Duration;
 
-use firestore_channels::{Channels, Trouble};
+use firestore_channels::{Channels, RequestFault};
 use firestore_raw::Raw;
 use servers::{
     a_dead_path_costs_no_renewed_lock, grant, install_cryptography, key, request, waiter, woken,
 };
+use syncguard::backend::{ExtendRequest, Hint};
 use syncguard::firestore::FirestoreConfig;
 use syncguard::firestore::google_cloud_auth::credentials::mds;
-use syncguard::{
-    Error, ErrorCode, Extend, ExtendRequest, FirestoreBackend, Hint, LockBackend, Ttl,
-};
+use syncguard::{Error, ErrorCode, ExtendOutcome, FirestoreBackend, LockBackend, Ttl};
 use test_support::{Fault, FirestoreEmulator, Proxy};
 
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Far more than any call may take, and less than a keep-alive.
+/// Far longer than any call may take, but shorter than the keep-alive.
 const LONG: Duration = Duration::from_secs(20);
 
 fn config(host: String) -> FirestoreConfig {
@@ -35,7 +34,7 @@ async fn through(proxy: &Proxy) -> FirestoreBackend {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_path_is_left_after_one_timeout() {
+async fn a_dead_path_is_abandoned_after_one_timeout() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let proxy = Proxy::start(emulator.port()).await;
     let backend = through(&proxy).await;
@@ -44,21 +43,21 @@ async fn a_dead_path_is_left_after_one_timeout() {
     let extend = ExtendRequest::new(held.lock_id(), Ttl::DEFAULT).with_hint(hint);
     let name = key("held");
     for _ in 0..3 {
-        // In the same millisecond it would find the expiry of the extend before, which is as good.
+        // In the same millisecond, it would find the expiry of the previous extend and succeed.
         tokio::time::sleep(Duration::from_millis(20)).await;
         proxy.strand();
-        // Several that wait at the same time are one timeout.
+        // Concurrent requests share one timeout.
         let (first, second) = tokio::join!(backend.extend(&extend), backend.is_locked(&name));
         for error in [first.expect_err("a dead path"), second.expect_err("a dead path")] {
             assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
         }
         let extended = backend.extend(&extend).await.expect("on another path");
-        assert!(matches!(extended, Extend::Extended(_)), "{extended:?}");
+        assert!(matches!(extended, ExtendOutcome::Extended(_)), "{extended:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_on_a_dead_path_is_left_too() {
+async fn a_stream_on_a_dead_path_is_reopened_on_another() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (proxy, raw) = (Proxy::start(emulator.port()).await, Raw::new(emulator.port()));
     let backend = through(&proxy).await;
@@ -76,13 +75,13 @@ async fn a_stream_on_a_dead_path_is_left_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_ends_after_its_first_messages_is_not_opened_all_the_time() {
+async fn a_stream_that_ends_after_its_first_messages_is_reopened_with_backoff() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let channels = Channels::new(&emulator);
     let config = config(emulator.host()).channel(channels.clone());
     let backend = FirestoreBackend::connect(config).await.expect("connects");
     let (_, raw) = (grant(&backend, "awaited").await, Raw::new(emulator.port()));
-    channels.have("Listen", Trouble::CutWhenCurrent, u32::MAX);
+    channels.have("Listen", RequestFault::CutWhenCurrent, u32::MAX);
     channels.seen();
     let waiting = tokio::spawn({
         let waiter = waiter(backend.clone());
@@ -92,14 +91,14 @@ async fn a_stream_that_ends_after_its_first_messages_is_not_opened_all_the_time(
     let seen = channels.seen();
     let opened = seen.iter().find(|(method, _)| method == "Listen").map_or(0, |(_, count)| *count);
     assert!((2..60).contains(&opened), "opened {opened} times in four seconds");
-    // When the server behaves, wake-ups work again.
+    // Once the faults stop, notifications work again.
     channels.behave();
     tokio::time::sleep(Duration::from_secs(2)).await;
     raw.delete("locks/awaited").await;
     woken(waiting).await;
 }
 
-/// A call that must end, and how.
+/// Asserts that a call ends with an error, and returns its code.
 async fn ends<T: std::fmt::Debug>(
     what: &str,
     call: impl Future<Output = Result<T, Error>>,
@@ -111,23 +110,23 @@ async fn ends<T: std::fmt::Debug>(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_call_waits_for_ever() {
+async fn every_call_has_a_deadline() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let proxy = Proxy::start(emulator.port()).await;
     let backend = through(&proxy).await;
-    let inspector = backend.inspector().expect("it has one");
+    let admin = backend.admin().expect("it has one");
     proxy.set(Fault::BlackHole);
     let timeout = ErrorCode::NetworkTimeout;
-    assert_eq!(ends("list", inspector.list(None)).await, timeout);
-    assert_eq!(ends("advice", inspector.advice()).await, timeout);
+    assert_eq!(ends("list", admin.list(None)).await, timeout);
+    assert_eq!(ends("findings", admin.findings()).await, timeout);
     assert_eq!(ends("acquire", backend.acquire(&request("k"))).await, timeout);
     assert_eq!(ends("is_locked", backend.is_locked(&key("k"))).await, timeout);
-    let waiting = tokio::time::timeout(LONG, backend.wake_ups(&key("k"))).await;
+    let waiting = tokio::time::timeout(LONG, backend.subscribe(&key("k"))).await;
     assert!(waiting.expect("it has a deadline").is_none());
     let host = format!("127.0.0.1:{}", proxy.port());
     assert_eq!(ends("connect", FirestoreBackend::connect(config(host))).await, timeout);
     install_cryptography();
-    // Whoever gives out tokens accepts the connection, and that is all.
+    // This token service accepts connections but never responds.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = silent.local_addr().expect("an address");
     let tokens = mds::Builder::default().with_endpoint(format!("http://{address}")).build();

@@ -1,19 +1,23 @@
-//! The Firestore backend on the real service, for whoever has a project: what the emulator cannot show.
+//! The Firestore backend on the real service, for behavior that the emulator cannot show. You need
+//! a project:
 //!
-//! `SYNCGUARD_FIRESTORE_PROJECT=my-project cargo test --all-features --test firestore_real -- --nocapture`
+//! ```sh
+//! SYNCGUARD_FIRESTORE_PROJECT=my-project \
+//!     cargo test --all-features --test firestore_real -- --nocapture
+//! ```
 //!
-//! It uses collections of its own, and takes credentials as every Google client finds them.
+//! The tests use their own collections, and Application Default Credentials.
 #![cfg(feature = "firestore")]
 
 use std::time::{Duration, Instant};
 
+use syncguard::backend::{AcquireOutcome, AcquireRequest, ReleaseRequest};
 use syncguard::firestore::FirestoreConfig;
 use syncguard::{
-    Acquire, AcquireRequest, FirestoreBackend, Key, LockBackend, LockOptions, Locker, Release,
-    ReleaseRequest, Ttl, diagnostics,
+    FirestoreBackend, Key, LockBackend, LockOptions, Locker, ReleaseOutcome, Ttl, diagnostics,
 };
 
-/// Backends of two clients, unless nobody has named a project.
+/// Connects two clients, unless no project is configured.
 async fn connect() -> Option<[FirestoreBackend; 2]> {
     let Ok(project) = std::env::var("SYNCGUARD_FIRESTORE_PROJECT") else {
         println!("not run: set SYNCGUARD_FIRESTORE_PROJECT to test on the real Firestore");
@@ -34,36 +38,39 @@ fn key(name: &str) -> Key {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_lives_as_on_the_emulator() {
+async fn a_lock_behaves_as_on_the_emulator() {
     let Some([first, second]) = connect().await else { return };
     let key = key("users/life");
     let request = AcquireRequest::new(key.clone(), Ttl::DEFAULT).expect("randomness");
-    let Acquire::Acquired(lease) = first.acquire(&request).await.expect("works") else {
+    let AcquireOutcome::Acquired(lease) = first.acquire(&request).await.expect("works") else {
         panic!("it is free")
     };
     let other = AcquireRequest::new(key.clone(), Ttl::DEFAULT).expect("randomness");
     let contended = second.acquire(&other).await.expect("works");
-    assert!(matches!(contended, Acquire::Contended { free_in: Some(_) }), "{contended:?}");
+    assert!(
+        matches!(contended, AcquireOutcome::Contended { expires_in: Some(_) }),
+        "{contended:?}"
+    );
     let found = diagnostics::get_by_id(&second, &request.lock_id()).await.expect("works");
     assert_eq!(found.expect("held").fence, Some(lease.fence()));
     let release = ReleaseRequest::new(request.lock_id());
-    assert_eq!(second.release(&release).await.expect("works"), Release::Released);
-    let Acquire::Acquired(next) = second.acquire(&other).await.expect("works") else {
+    assert_eq!(second.release(&release).await.expect("works"), ReleaseOutcome::Released);
+    let AcquireOutcome::Acquired(next) = second.acquire(&other).await.expect("works") else {
         panic!("it is free")
     };
     assert!(next.fence() > lease.fence());
     let release = ReleaseRequest::new(other.lock_id());
-    assert_eq!(first.release(&release).await.expect("works"), Release::Released);
-    let advice = first.inspector().expect("there is one").advice().await.expect("works");
-    println!("advice: {advice:?}");
+    assert_eq!(first.release(&release).await.expect("works"), ReleaseOutcome::Released);
+    let findings = first.admin().expect("there is one").findings().await.expect("works");
+    println!("findings: {findings:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_wakes_a_waiter_elsewhere() {
+async fn a_release_wakes_a_waiter_of_another_client() {
     let Some([first, second]) = connect().await else { return };
     let key = key("wake");
     let locker = Locker::new(first).expect("a runtime");
-    let mut guard = locker.lock(&key).await.expect("free");
+    let guard = locker.lock(&key).await.expect("free");
     let hours = Duration::from_hours(1);
     let options = LockOptions::default().timeout(Duration::from_mins(1));
     let waiter = Locker::builder(second).options(options).poll_interval(hours).build();

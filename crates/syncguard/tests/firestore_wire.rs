@@ -1,5 +1,5 @@
-//! The documents of the TypeScript implementation: ours are the same field by field, and the two are
-//! peers in one database. Its side is played by its transactions, from the description of its wire
+//! Compatibility with the TypeScript implementation: the documents are the same field by field, and
+//! both work in one database. The tests imitate its transactions, from the description of its wire
 //! format.
 #![cfg(all(feature = "firestore", feature = "conformance"))]
 
@@ -14,12 +14,14 @@ use firestore_raw::{
 };
 use googleapis_tonic_google_firestore_v1::google::firestore::v1::value::ValueType;
 use serde_json::{Value, json};
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, ExtendRequest, Hint, ManualClock, ReleaseRequest,
+};
 use syncguard::firestore::FirestoreConfig;
 use syncguard::firestore::tonic::{Code, Status};
 use syncguard::{
-    Absence, Acquire, AcquireRequest, ErrorCode, Extend, ExtendRequest, Fence, FirestoreBackend,
-    Hint, Key, LockBackend, LockId, LockOptions, Locker, ManualClock, Release, ReleaseRequest,
-    Timestamp, Ttl, diagnostics,
+    ErrorCode, ExtendOutcome, Fence, FirestoreBackend, Key, LockBackend, LockId, LockOptions,
+    Locker, NotHeldReason, ReleaseOutcome, Timestamp, Ttl, diagnostics,
 };
 use test_support::FirestoreEmulator;
 
@@ -47,7 +49,7 @@ fn now_ms() -> i64 {
     Timestamp::from(SystemTime::now()).as_millis().try_into().expect("soon")
 }
 
-/// Fields as the vectors show them.
+/// Returns fields in the format of the vectors.
 fn shown(fields: &Fields) -> Value {
     let show = |value: &ValueType| match value {
         ValueType::StringValue(text) => json!({"valueType": "stringValue", "value": text}),
@@ -62,7 +64,7 @@ fn shown(fields: &Fields) -> Value {
     Value::Object(fields.collect())
 }
 
-/// What the vector shows, with the one departure: keys are stored in their NFC form.
+/// Returns the expected fields: those of the vector, except that keys are stored in NFC.
 fn expected(fields: &Value) -> Value {
     let mut fields = fields.clone();
     for name in ["key", "keyDebug"] {
@@ -75,7 +77,7 @@ fn expected(fields: &Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn documents_are_those_of_the_vectors() {
+async fn documents_match_the_vectors() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (raw, clock) = (Raw::new(emulator.port()), Arc::new(ManualClock::default()));
     let config = config(&emulator).clock(Arc::clone(&clock) as _).without_clock_check();
@@ -106,22 +108,22 @@ async fn documents_are_those_of_the_vectors() {
             let id = if is_granted { lock_id(&result["lockId"]) } else { random_id() };
             let request = AcquireRequest::carried(key, id, ttl(length.expect("a number")));
             match backend.acquire(&request).await.expect("works") {
-                Acquire::Acquired(lease) if is_granted => {
+                AcquireOutcome::Acquired(lease) if is_granted => {
                     assert_eq!(lease.fence().to_string(), result["fence"], "{step}");
                     assert_eq!(lease.expires_at().as_millis(), expires_at, "{step}");
                 }
-                Acquire::Contended { .. } => assert!(!is_granted, "{step}"),
+                AcquireOutcome::Contended { .. } => assert!(!is_granted, "{step}"),
                 other => panic!("{step}: {other:?}"),
             }
         } else if step == "extend" {
             let request =
                 ExtendRequest::new(lock_id(&call["lockId"]), ttl(length.expect("a number")));
             let outcome = backend.extend(&request).await.expect("works");
-            let Extend::Extended(extension) = outcome else { panic!("{outcome:?}") };
+            let ExtendOutcome::Extended(extension) = outcome else { panic!("{outcome:?}") };
             assert_eq!(extension.expires_at().as_millis(), expires_at);
         } else if step.starts_with("release") {
             let released = backend.release(&ReleaseRequest::new(lock_id(&call["lockId"]))).await;
-            let is_released = released.expect("works") == Release::Released;
+            let is_released = released.expect("works") == ReleaseOutcome::Released;
             assert_eq!(is_released, result["ok"] == true, "{step}");
         } else if step.ends_with("isLocked") {
             let key = key(call["key"].as_str().expect("text"));
@@ -156,10 +158,10 @@ struct TypeScript {
     raw: Raw,
 }
 
-/// How often its library begins again after a conflict.
+/// How many times its library attempts a transaction before it gives up.
 const ATTEMPTS: u32 = 5;
 
-/// An answer, unless there was a conflict.
+/// Returns the response, or `None` after a conflict.
 async fn answered<T>(answer: Result<T, Status>) -> Option<T> {
     match answer {
         Ok(answer) => Some(answer),
@@ -172,7 +174,7 @@ async fn answered<T>(answer: Result<T, Status>) -> Option<T> {
 }
 
 impl TypeScript {
-    /// The fence, unless the key is locked.
+    /// Acquires a lock. Returns the fence, or `None` if the key is locked.
     async fn acquire(&self, key: &str, lock_id: &str, ttl_ms: i64) -> Option<i64> {
         for _ in 0..ATTEMPTS {
             let taken = self.try_acquire(key, lock_id, ttl_ms).await;
@@ -237,7 +239,7 @@ impl TypeScript {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_typescript_peer_and_we_exclude_each_other() {
+async fn a_typescript_peer_and_this_library_exclude_each_other() {
     const IDS: [&str; 2] = ["AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBA"];
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let backend = connect(&emulator).await;
@@ -245,15 +247,18 @@ async fn a_typescript_peer_and_we_exclude_each_other() {
     assert_eq!(peer.acquire("k", IDS[0], 60_000).await, Some(1));
     let request = AcquireRequest::new(key("k"), ttl(60_000)).expect("randomness");
     let refused = backend.acquire(&request).await.expect("works");
-    assert!(matches!(refused, Acquire::Contended { free_in: Some(_) }), "{refused:?}");
+    assert!(matches!(refused, AcquireOutcome::Contended { expires_in: Some(_) }), "{refused:?}");
     let id = LockId::parse(IDS[0]).expect("valid");
     let found = diagnostics::get_by_id(&backend, &id).await.expect("works").expect("held");
     assert_eq!(found.fence.map(Fence::get), Some(1));
     let extended = backend.extend(&ExtendRequest::new(id, ttl(90_000))).await.expect("works");
-    assert!(matches!(extended, Extend::Extended(_)), "{extended:?}");
-    assert_eq!(backend.release(&ReleaseRequest::new(id)).await.expect("works"), Release::Released);
+    assert!(matches!(extended, ExtendOutcome::Extended(_)), "{extended:?}");
+    assert_eq!(
+        backend.release(&ReleaseRequest::new(id)).await.expect("works"),
+        ReleaseOutcome::Released
+    );
     let granted = backend.acquire(&request).await.expect("works");
-    let Acquire::Acquired(lease) = granted else { panic!("{granted:?}") };
+    let AcquireOutcome::Acquired(lease) = granted else { panic!("{granted:?}") };
     assert_eq!(lease.fence().get(), 2);
     assert_eq!(peer.acquire("k", IDS[1], 60_000).await, None);
     assert!(peer.release(request.lock_id().expose()).await);
@@ -261,7 +266,7 @@ async fn a_typescript_peer_and_we_exclude_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_typescript_peer_in_parallel_neither_wins_twice_nor_repeats_a_fence() {
+async fn a_parallel_typescript_peer_causes_no_second_holder_and_no_repeated_fence() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let backend = connect(&emulator).await;
     let peer = TypeScript { raw: Raw::new(emulator.port()) };
@@ -276,7 +281,7 @@ async fn a_typescript_peer_in_parallel_neither_wins_twice_nor_repeats_a_fence() 
     let leave = move || assert!(is_held.swap(false, Ordering::SeqCst));
     let (started, mut tasks) = (std::time::Instant::now(), Vec::new());
     let (ours, theirs) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    // A conflict can cost the emulator two seconds.
+    // The emulator can take two seconds to resolve a conflict.
     let goes_on = {
         let (ours, theirs) = (Arc::clone(&ours), Arc::clone(&theirs));
         move || {
@@ -292,7 +297,7 @@ async fn a_typescript_peer_in_parallel_neither_wins_twice_nor_repeats_a_fence() 
         let goes_on = goes_on.clone();
         tasks.push(tokio::spawn(async move {
             while goes_on() {
-                let mut guard = locker.lock("k").await.expect("works");
+                let guard = locker.lock("k").await.expect("works");
                 enter(guard.fence().get());
                 tokio::time::sleep(Duration::from_millis(3)).await;
                 leave();
@@ -302,7 +307,7 @@ async fn a_typescript_peer_in_parallel_neither_wins_twice_nor_repeats_a_fence() 
             }
         }));
     }
-    // One is enough: two would mostly wait for each other's transactions.
+    // One peer is enough: two would mostly wait for each other's transactions.
     let counted = Arc::clone(&theirs);
     tasks.push(tokio::spawn(async move {
         while goes_on() {
@@ -339,13 +344,13 @@ fn record(lock_id: &str, expires_at: firestore_raw::Number, fence: &str) -> Fiel
 const ID: &str = "AAAAAAAAAAAAAAAAAAAAAA";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_typescript_writes_is_understood() {
+async fn documents_written_by_typescript_are_understood() {
     use firestore_raw::Number::{Double, Integer};
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (backend, raw) = (connect(&emulator).await, Raw::new(emulator.port()));
     let (path, key) = ("locks/caf\u{e9}", key("cafe\u{301}"));
     let id = LockId::parse(ID).expect("valid");
-    // The raw key, and an expiry that is a double, or dead by a little.
+    // The key is not normalized, and the expiry is a double or has just passed.
     let fence = "000000000000041";
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
     let soon = Double(now_ms() as f64 + 60_000.5);
@@ -353,12 +358,16 @@ async fn what_typescript_writes_is_understood() {
         raw.set(path, record(ID, expires_at, fence)).await;
         assert_eq!(backend.is_locked(&key).await.expect("works"), is_live);
         let extended = backend.extend(&ExtendRequest::new(id, ttl(60_000))).await.expect("works");
-        assert_eq!(matches!(extended, Extend::Extended(_)), is_live, "{extended:?}");
+        assert_eq!(matches!(extended, ExtendOutcome::Extended(_)), is_live, "{extended:?}");
         let released = backend.release(&ReleaseRequest::new(id)).await.expect("works");
-        let expected = if is_live { Release::Released } else { Release::NotHeld(Absence::Expired) };
+        let expected = if is_live {
+            ReleaseOutcome::Released
+        } else {
+            ReleaseOutcome::NotHeld(NotHeldReason::Expired)
+        };
         assert_eq!(released, expected);
     }
-    // Counters: 19 digits, an integer, nothing, an empty text.
+    // Counters: 19 digits, an integer, no field, an empty string.
     let counter = "fence_counters/fence:caf\u{e9}";
     let stored = [
         (fields([("fence", string("0000000000000000041"))]), 42),
@@ -371,7 +380,7 @@ async fn what_typescript_writes_is_understood() {
         raw.set(counter, stored).await;
         let request = AcquireRequest::new(key.clone(), ttl(60_000)).expect("randomness");
         let outcome = backend.acquire(&request).await.expect("works");
-        let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+        let AcquireOutcome::Acquired(lease) = outcome else { panic!("{outcome:?}") };
         assert_eq!(lease.fence().get(), expected);
         let found = raw.get(counter).await.expect("there");
         assert_eq!(text_of(&found, "fence"), format!("{expected:015}"));
@@ -380,7 +389,7 @@ async fn what_typescript_writes_is_understood() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nonsense_is_an_internal_error_and_stays() {
+async fn invalid_documents_are_an_internal_error_and_stay_unchanged() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (backend, raw) = (connect(&emulator).await, Raw::new(emulator.port()));
     let sound = record(ID, firestore_raw::Number::Integer(now_ms() + 60_000), "000000000000001");
@@ -405,9 +414,9 @@ async fn nonsense_is_an_internal_error_and_stays() {
         raw.set(path, fields.clone()).await;
         let request = AcquireRequest::new(key("n"), ttl(60_000)).expect("randomness");
         let errors = [
-            backend.acquire(&request).await.expect_err("nonsense"),
-            backend.is_locked(&key("n")).await.expect_err("nonsense"),
-            backend.lookup_key(&key("n")).await.expect_err("nonsense"),
+            backend.acquire(&request).await.expect_err("invalid"),
+            backend.is_locked(&key("n")).await.expect_err("invalid"),
+            backend.lookup_key(&key("n")).await.expect_err("invalid"),
         ];
         for error in errors {
             assert_eq!(error.code(), ErrorCode::Internal, "{field}");
@@ -422,7 +431,7 @@ async fn nonsense_is_an_internal_error_and_stays() {
     {
         raw.set(counter, fields([("fence", value.clone())])).await;
         let request = AcquireRequest::new(key("n"), ttl(60_000)).expect("randomness");
-        let error = backend.acquire(&request).await.expect_err("nonsense");
+        let error = backend.acquire(&request).await.expect_err("invalid");
         assert_eq!(error.code(), ErrorCode::Internal);
         assert_eq!(raw.get(counter).await.expect("it stays")["fence"], value);
         assert!(raw.get(path).await.is_none());
@@ -430,7 +439,7 @@ async fn nonsense_is_an_internal_error_and_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_duplicates_the_one_that_is_live_counts() {
+async fn the_live_one_of_duplicate_documents_counts() {
     use firestore_raw::Number::Integer;
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let (backend, raw) = (connect(&emulator).await, Raw::new(emulator.port()));
@@ -455,33 +464,33 @@ async fn of_duplicates_the_one_that_is_live_counts() {
         plant(&times).await;
         assert!(backend.lookup_id(&id).await.expect("works").is_some());
         let outcome = extend().await;
-        assert!(matches!(outcome, Extend::Extended(_)), "{outcome:?}");
+        assert!(matches!(outcome, ExtendOutcome::Extended(_)), "{outcome:?}");
         assert_eq!(left().await, 1);
         plant(&times).await;
-        assert_eq!(release().await, Release::Released);
+        assert_eq!(release().await, ReleaseOutcome::Released);
         assert_eq!(left().await, 0);
     }
-    // Two that are live: nobody knows which is meant. What is dead goes.
+    // With two live ones, it is unknown which is meant. The expired one is deleted.
     plant(&[live, dead, live]).await;
-    assert!(matches!(release().await, Release::NotHeld(_)));
+    assert!(matches!(release().await, ReleaseOutcome::NotHeld(_)));
     assert_eq!(left().await, 2);
-    assert!(matches!(extend().await, Extend::NotHeld(_)));
+    assert!(matches!(extend().await, ExtendOutcome::NotHeld(_)));
     assert_eq!(left().await, 2);
     clear().await;
-    // All dead: they go. One dead alone stays, as ever.
+    // If all have expired, they are deleted. A single expired one stays.
     plant(&[dead, dead]).await;
-    assert_eq!(release().await, Release::NotHeld(Absence::Expired));
+    assert_eq!(release().await, ReleaseOutcome::NotHeld(NotHeldReason::Expired));
     assert_eq!(left().await, 0);
     plant(&[dead]).await;
-    assert_eq!(release().await, Release::NotHeld(Absence::Expired));
+    assert_eq!(release().await, ReleaseOutcome::NotHeld(NotHeldReason::Expired));
     assert_eq!(left().await, 1);
     clear().await;
-    // A hint at the dead one, at the live one, or at none changes nothing.
+    // A hint at the expired one, at the live one or at neither does not change the outcome.
     for hinted in ["d0", "d1", "d9"] {
         plant(&[dead, live]).await;
         let release = ReleaseRequest::new(id).with_hint(Hint::key(key(hinted)));
         let released = backend.release(&release).await.expect("works");
-        assert_eq!(released, Release::Released, "{hinted}");
+        assert_eq!(released, ReleaseOutcome::Released, "{hinted}");
         clear().await;
     }
 }

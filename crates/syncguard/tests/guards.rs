@@ -1,4 +1,4 @@
-//! What becomes of a lock when its guard goes: released, dropped, leaked, in every state of a
+//! What happens to a lock when its guard is released, dropped or detached, in every state of a
 //! runtime.
 
 mod support;
@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::{Call, Fault, Faulty, Reports, key, locker, ms, shut_down, ttl_ms};
+use syncguard::backend::ReleaseRequest;
 use syncguard::{
-    ErrorCode, LockBackend, LockGuard, LockOptions, Locker, LostReason, MemoryBackend, Release,
-    ReleaseRequest, ReleaseSource,
+    ErrorCode, LockBackend, LockGuard, LockOptions, Locker, LostReason, MemoryBackend,
+    ReleaseOutcome, ReleaseSource,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -82,7 +83,7 @@ fn a_guard_dropped_after_its_runtime_reports_once_and_does_not_panic() {
         runtime.shutdown_timeout(ms(1000));
         drop(guard);
         assert_eq!(reports.next(), ErrorCode::Aborted);
-        assert!(is_locked(&backend), "it stays until its TTL, and somebody was told");
+        assert!(is_locked(&backend), "it stays held until its TTL, and was reported");
     }
 }
 
@@ -102,7 +103,7 @@ fn a_guard_held_by_a_task_survives_the_end_of_its_runtime() {
 }
 
 #[test]
-fn a_panic_under_the_lock_releases_it_and_goes_on() {
+fn a_panic_under_the_lock_releases_it_and_propagates() {
     for runtime in runtimes() {
         let (backend, reports) = (MemoryBackend::new(), Reports::default());
         let locker = runtime.block_on(async {
@@ -123,12 +124,12 @@ fn a_panic_under_the_lock_releases_it_and_goes_on() {
 fn another_runtime_is_an_error_and_not_a_hang() {
     let [home, elsewhere] = runtimes();
     let (backend, reports) = (MemoryBackend::new(), Reports::default());
-    let (locker, mut guard) = held_lock(&home, &backend, &reports);
+    let (locker, guard) = held_lock(&home, &backend, &reports);
     let codes = elsewhere.block_on(async {
         [
             locker.lock("other").await.expect_err("elsewhere").code(),
             locker.try_lock("other").await.expect_err("elsewhere").code(),
-            locker.adopt(guard.lock_id()).await.expect_err("elsewhere").code(),
+            locker.resume(guard.lock_id()).await.expect_err("elsewhere").code(),
             guard.extend(ttl_ms(1000)).await.expect_err("elsewhere").code(),
             locker.shutdown().await.expect_err("elsewhere").code(),
         ]
@@ -139,7 +140,7 @@ fn another_runtime_is_an_error_and_not_a_hang() {
 }
 
 #[test]
-fn a_task_of_another_runtime_gets_an_error_and_what_it_sent_is_undone() {
+fn a_task_of_another_runtime_gets_an_error_and_its_request_is_undone() {
     let [home, elsewhere] = runtimes();
     let (locker, backend) = home.block_on(async {
         let backend = Faulty::new();
@@ -159,9 +160,9 @@ fn a_task_of_another_runtime_gets_an_error_and_what_it_sent_is_undone() {
 }
 
 #[test]
-fn a_release_that_waits_is_handed_home_by_another_runtime() {
+fn a_release_from_another_runtime_continues_in_the_lockers_runtime() {
     let [home, elsewhere] = runtimes();
-    let (locker, mut guard, backend) = home.block_on(async {
+    let (locker, guard, backend) = home.block_on(async {
         let backend = Faulty::new();
         let locker = Locker::new(backend.clone()).expect("in a runtime");
         let guard = locker.lock("k").await.expect("free");
@@ -184,10 +185,10 @@ fn a_locker_cannot_be_built_outside_a_runtime() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn options_that_make_no_sense_are_refused() {
+async fn invalid_options_are_refused() {
     let locker = locker(&Faulty::new(), LockOptions::default());
     let refused = |options: LockOptions| {
-        locker.with_options(options).expect_err("nonsense").code() == ErrorCode::InvalidArgument
+        locker.with_options(options).expect_err("invalid").code() == ErrorCode::InvalidArgument
     };
     assert!(refused(LockOptions::default().max_hold(ms(60_000))), "max_hold without renewal");
     assert!(refused(LockOptions::default().renew().max_hold(ms(10))), "shorter than the TTL");
@@ -196,21 +197,21 @@ async fn options_that_make_no_sense_are_refused() {
     let short = LockOptions::default().ttl(ttl_ms(3_000));
     assert!(refused(short.clone().stop_margin(ms(3_000))), "no time to work");
     assert!(refused(short.renew().stop_margin(ms(2_000))), "no time to renew");
-    let retry = syncguard::RetryPolicy { max_delay: Some(ms(1)), ..Default::default() };
-    assert!(refused(LockOptions::default().retry(retry)), "the longest below the first");
-    let retry = syncguard::RetryPolicy { delay: Duration::ZERO, ..Default::default() };
-    assert!(refused(LockOptions::default().retry(retry).wait_forever()), "a hot loop");
+    let retry = syncguard::RetryPolicy::default().max_delay(Some(ms(1)));
+    assert!(refused(LockOptions::default().retry(retry)), "max_delay below delay");
+    let retry = syncguard::RetryPolicy::default().delay(Duration::ZERO);
+    assert!(refused(LockOptions::default().retry(retry).wait_forever()), "a busy loop");
     let builder = Locker::builder(MemoryBackend::new()).poll_interval(Duration::ZERO);
-    assert_eq!(builder.build().expect_err("nonsense").code(), ErrorCode::InvalidArgument);
+    assert_eq!(builder.build().expect_err("invalid").code(), ErrorCode::InvalidArgument);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_second_release_answers_without_asking() {
+async fn a_second_release_returns_without_asking_the_store() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default());
-    let mut guard = locker.lock("k").await.expect("free");
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
-    assert!(matches!(guard.release().await.expect("works"), Release::NotHeld(_)));
+    let guard = locker.lock("k").await.expect("free");
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
+    assert!(matches!(guard.release().await.expect("works"), ReleaseOutcome::NotHeld(_)));
     drop(guard);
     locker.shutdown().await.expect("nothing to do");
     assert_eq!(backend.count(Call::Release), 1);
@@ -220,22 +221,22 @@ async fn a_second_release_answers_without_asking() {
 async fn a_release_that_failed_can_be_tried_again() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default());
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     backend.fail_next(Call::Release, Fault::Fails(ErrorCode::ServiceUnavailable));
     let error = guard.release().await.expect_err("made to fail");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable);
     assert!(backend.is_locked(&key("k")).await.expect("works"));
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
 }
 
 #[tokio::test(start_paused = true)]
 async fn not_held_after_a_release_without_an_answer_counts_as_released() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default());
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     backend.fail_next(Call::Release, Fault::LosesReply(ErrorCode::NetworkTimeout));
     drop(guard.release().await.expect_err("the answer was lost"));
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
 }
 
 #[tokio::test(start_paused = true)]
@@ -276,7 +277,7 @@ async fn failure_and_timeout_are_reported_and_not_held_is_not() {
     tokio::time::sleep(ms(5_000)).await;
     drop(guard);
     locker.shutdown().await.expect("done");
-    assert_eq!(reports.codes(), [], "an expired lock is no error");
+    assert_eq!(reports.codes(), [], "an expired lock is not an error");
 }
 
 #[tokio::test(start_paused = true)]
@@ -284,7 +285,7 @@ async fn a_report_names_key_lock_id_and_source_and_may_panic() {
     let backend = Faulty::new();
     let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
     let options = LockOptions::default().on_release_error(move |error, context| {
-        sender.send((error.code(), context.clone())).expect("somebody listens");
+        sender.send((error.code(), context.clone())).expect("the test listens");
         panic!("in the callback");
     });
     let locker = locker(&backend, options);
@@ -293,7 +294,7 @@ async fn a_report_names_key_lock_id_and_source_and_may_panic() {
     backend.fail_next(Call::Release, Fault::Fails(ErrorCode::Internal));
     drop(guard);
     shut_down(&locker).await;
-    let (code, context) = told.recv().await.expect("told");
+    let (code, context) = told.recv().await.expect("reported");
     assert_eq!(code, ErrorCode::Internal);
     assert_eq!(context.key, key("k"));
     assert_eq!(context.lock_id, lock_id);
@@ -301,7 +302,7 @@ async fn a_report_names_key_lock_id_and_source_and_may_panic() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_callback_that_hangs_holds_nothing_up() {
+async fn a_callback_that_hangs_delays_no_lock() {
     let backend = Faulty::new();
     let (sender, told) = std::sync::mpsc::channel();
     let (go_on, waits) = std::sync::mpsc::channel::<()>();
@@ -316,7 +317,7 @@ async fn a_callback_that_hangs_holds_nothing_up() {
         drop(locker.lock("k").await.expect("free, or dead by now"));
         tokio::time::sleep(ms(60_000)).await;
     }
-    assert_eq!(told.recv().expect("told"), ErrorCode::AuthFailed);
+    assert_eq!(told.recv().expect("reported"), ErrorCode::AuthFailed);
     assert!(told.try_recv().is_err(), "the callback hangs");
     let error = locker.shutdown_within(ms(100)).await.expect_err("reports are not delivered");
     assert_eq!(error.code(), ErrorCode::NetworkTimeout);
@@ -355,26 +356,26 @@ async fn a_dropped_with_lock_releases_in_the_background() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leaked_lock_can_be_adopted_by_its_id() {
+async fn a_detached_lock_can_be_resumed_by_its_id() {
     let backend = Faulty::new();
     let (here, there) =
         (locker(&backend, LockOptions::default()), locker(&backend, LockOptions::default()));
     let guard = here.lock("k").await.expect("free");
     let fence = guard.fence();
-    let lock_id = guard.leak();
+    let lock_id = guard.detach();
     here.shutdown().await.expect("nothing to do");
-    assert!(backend.is_locked(&key("k")).await.expect("works"), "leaked, not released");
+    assert!(backend.is_locked(&key("k")).await.expect("works"), "detached, not released");
     tokio::time::sleep(ms(20_000)).await;
-    let mut adopted = there.adopt(lock_id).await.expect("works").expect("still held");
+    let adopted = there.resume(lock_id).await.expect("works").expect("still held");
     assert_eq!(adopted.fence(), fence);
     assert_eq!(adopted.key(), &key("k"));
     assert_eq!(adopted.remaining(), ms(30_000), "extended first");
-    assert_eq!(adopted.release().await.expect("works"), Release::Released);
-    assert!(there.adopt(lock_id).await.expect("works").is_none(), "nothing to adopt any more");
+    assert_eq!(adopted.release().await.expect("works"), ReleaseOutcome::Released);
+    assert!(there.resume(lock_id).await.expect("works").is_none(), "no longer held");
 }
 
 #[tokio::test(start_paused = true)]
-async fn shutdown_gives_up_after_its_limit_and_says_so() {
+async fn shutdown_returns_an_error_after_its_limit() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default());
     let guard = locker.lock("k").await.expect("free");
@@ -382,18 +383,18 @@ async fn shutdown_gives_up_after_its_limit_and_says_so() {
     drop(guard);
     let error = locker.shutdown_within(ms(500)).await.expect_err("it hangs");
     assert_eq!(error.code(), ErrorCode::NetworkTimeout);
-    assert_eq!(error.to_string(), "1 background releases were unfinished after 500 ms");
+    assert_eq!(error.message(), "1 background releases were unfinished after 500 ms");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_was_lost_is_not_reported_as_released() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(1_000)));
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     tokio::time::sleep(ms(5_000)).await;
     backend.fail_next(Call::Release, Fault::LosesReply(ErrorCode::NetworkTimeout));
     drop(guard.release().await.expect_err("the answer was lost"));
-    assert!(matches!(guard.release().await.expect("works"), Release::NotHeld(_)));
+    assert!(matches!(guard.release().await.expect("works"), ReleaseOutcome::NotHeld(_)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -403,7 +404,7 @@ async fn a_release_that_begins_late_is_not_reported_as_late() {
     let guard = locker.lock("k").await.expect("free");
     backend.fail_next(Call::Release, Fault::Delayed(ms(10)));
     drop(guard);
-    // The runtime gets to the release only after its time.
+    // The runtime starts the release only after its timeout.
     tokio::time::advance(ms(200)).await;
     locker.shutdown().await.expect("released");
     assert!(!backend.is_locked(&key("k")).await.expect("works"));
@@ -432,7 +433,7 @@ async fn shutdown_counts_held_guards_and_release_all_releases_them() {
 }
 
 #[test]
-fn a_handle_tells_the_loss_in_another_runtime_and_after_its_own_has_ended() {
+fn a_handle_reports_the_loss_in_another_runtime_and_after_its_own_has_ended() {
     let [home, elsewhere] = runtimes();
     let backend = MemoryBackend::new();
     let options = LockOptions::default().ttl(ttl_ms(100));
@@ -447,9 +448,9 @@ fn a_handle_tells_the_loss_in_another_runtime_and_after_its_own_has_ended() {
         home
     });
     assert_eq!(elsewhere.block_on(short.lost()), LostReason::Expired);
-    let (token, held) = (long.lost_token(), long.held());
+    let (token, held) = (long.lost_token(), long.handle());
     home_thread.join().expect("no panic").shutdown_timeout(ms(1_000));
-    // Nothing would notice its end any longer.
+    // Nothing would detect its end from now on.
     assert_eq!(elsewhere.block_on(held.lost()), LostReason::Unreachable);
     elsewhere.block_on(token.cancelled());
 }

@@ -1,6 +1,6 @@
-//! The kit itself under test: a small backend written apart from ours, once correct and then with
-//! one deliberate bug after the other. The kit must pass the first and catch every other, and every
-//! case must catch something.
+//! Tests the kit itself with a small, independent backend: once correct, and then with one
+//! deliberate bug after the other. The kit must pass the first and catch every bug, and every case
+//! must catch something.
 #![cfg(feature = "conformance")]
 
 mod sloppy;
@@ -11,17 +11,17 @@ use sloppy::{BUGS, Bug, SloppyFixture};
 use syncguard::conformance::Case;
 use tokio::runtime::Builder;
 
-/// Cases that no bug of a backend makes fail, because the engine keeps them. `cargo xtask mutants`
-/// has bugs of the engine.
+/// Cases that no bug of a backend makes fail, because the engine ensures them. `cargo xtask
+/// mutants` plants bugs in the engine.
 const THE_ENGINES: [&str; 3] = [
     "an_acquire_dropped_anywhere_leaves_no_lock",
     "a_wait_dropped_anywhere_leaves_no_lock",
     "a_release_dropped_anywhere_still_releases",
 ];
 
-/// The names of the cases that fail on a backend with this bug.
+/// Returns the names of the cases that fail on a backend with this bug.
 ///
-/// On virtual time: a case that waits in vain for a wake-up takes no time.
+/// They run on virtual time, where a case that waits in vain for a notification takes no time.
 fn failures(bug: Bug) -> Vec<&'static str> {
     let cases: Vec<Case<SloppyFixture>> =
         Vec::from(syncguard::conformance_tests!(@each list SloppyFixture));
@@ -40,7 +40,7 @@ fn failures(bug: Bug) -> Vec<&'static str> {
 #[test]
 fn a_correct_backend_passes_and_every_bug_is_caught() {
     assert_eq!(failures(Bug::None), [""; 0]);
-    // What follows is meant to panic; its messages would only confuse.
+    // The cases that follow are meant to panic; their messages would only confuse.
     std::panic::set_hook(Box::new(|_| {}));
     let caught: Vec<_> = BUGS.iter().map(|bug| (bug, failures(*bug))).collect();
     drop(std::panic::take_hook());

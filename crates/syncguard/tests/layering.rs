@@ -10,7 +10,7 @@ const RINGS: [(&str, &[&str]); 8] = [
     ("backends", &["common", "contract", "backends"]),
     ("layers", &["common", "contract", "layers"]),
     ("connect.rs", &["common", "contract", "backends"]),
-    ("diagnostics.rs", &["common", "contract"]),
+    ("diagnostics.rs", &["common", "contract", "connect"]),
     ("lock", &["common", "contract", "lock"]),
     ("blocking", &["common", "contract", "lock"]),
 ];
@@ -41,17 +41,23 @@ fn every_ring_imports_only_the_rings_below() {
                 if line.starts_with("#[cfg(test)]") {
                     break;
                 }
-                let Some(rest) = line.strip_prefix("use crate::") else { continue };
-                let module = rest.split("::").next().expect("a module");
-                assert!(allowed.contains(&module), "{path}: {line}");
-                checked += 1;
+                if line.starts_with("//") {
+                    continue;
+                }
+                // A name at the root of the crate, as in `crate::LockId`, also belongs to a ring.
+                for rest in line.split("crate::").skip(1) {
+                    let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+                    let module = &rest[..end.unwrap_or(rest.len())];
+                    assert!(allowed.contains(&module), "{path}: {line}");
+                    checked += 1;
+                }
             }
         }
     }
     assert!(checked > 50);
 }
 
-/// The tolerance reaches backends from the one constant; no file of theirs has a number of its own.
+/// Backends use the one constant for the tolerance; none of their files has its own number.
 #[test]
 fn no_backend_has_a_tolerance_of_its_own() {
     let mut files = Vec::new();

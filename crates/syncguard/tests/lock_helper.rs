@@ -1,5 +1,5 @@
-//! The observed behaviour of the TypeScript `lock()` helper, case by case. Where ours differs on
-//! purpose, the settled point that changes it is named and *our* behaviour is asserted.
+//! The observed behavior of the TypeScript `lock()` helper, case by case. Where syncguard differs
+//! on purpose, the settled point that changes it is named and syncguard's behavior is asserted.
 
 mod support;
 
@@ -21,7 +21,7 @@ async fn code_of(backend: &Faulty, options: LockOptions, key: &str) -> ErrorCode
     locker.with_lock(key, |_held| async {}).await.expect_err("it must fail").code()
 }
 
-/// Plays one case and asserts what must come of it; `code` is what TypeScript answers.
+/// Runs one case and checks its result; `code` is what TypeScript returns.
 async fn play(name: &str, code: Option<&str>) {
     let (backend, reports) = (Faulty::polling(), Reports::default());
     let defaults = LockOptions::default();
@@ -34,7 +34,10 @@ async fn play(name: &str, code: Option<&str>) {
             assert_eq!(held.expect("ran").as_str(), "caf\u{e9}");
         }
         "ttlMs 0" => same(Ttl::new(Duration::ZERO).expect_err("zero").code()),
-        "ttlMs 1.5" => same(Ttl::new(Duration::from_micros(1500)).expect_err("part of one").code()),
+        // A `Duration` has parts of a millisecond; they are rounded up, not refused (ADR 029).
+        "ttlMs 1.5" => {
+            assert_eq!(Ttl::new(Duration::from_micros(1500)).expect("rounded").as_millis(), 2);
+        }
         // A `Duration` is always a number; the largest one is the nearest to infinity.
         "ttlMs NaN" | "ttlMs Infinity" => same(Ttl::new(Duration::MAX).expect_err("huge").code()),
         "empty key" => same(code_of(&backend, defaults, "").await),
@@ -51,7 +54,7 @@ async fn play(name: &str, code: Option<&str>) {
             same(code_of(&backend, defaults, "k").await);
         }
         "backend throws plain Error" => {
-            // A backend can only fail with an `Error`; what it cannot name is `Internal`.
+            // A backend can only fail with an `Error`; anything else is `Internal`.
             backend.fail_next(Call::Acquire, Fault::Fails(ErrorCode::Internal));
             same(code_of(&backend, defaults, "k").await);
         }
@@ -73,8 +76,8 @@ async fn play(name: &str, code: Option<&str>) {
         "release returns ok:false" => {
             let locker = locker(&backend, reports.options());
             let stolen = backend.inner.clone();
-            let work = |held: syncguard::Held<Faulty>| async move {
-                let release = syncguard::ReleaseRequest::new(held.lock_id());
+            let work = |held: syncguard::LockHandle<Faulty>| async move {
+                let release = syncguard::backend::ReleaseRequest::new(held.lock_id());
                 stolen.release(&release).await.expect("works");
                 1
             };
@@ -96,7 +99,7 @@ async fn play(name: &str, code: Option<&str>) {
             assert!(!backend.is_locked(&key("k")).await.expect("works"));
             assert_eq!(reports.codes(), []);
         }
-        // Settled point 9: sleeps end at once when cancelled.
+        // Settled point 9: sleeps end at once when canceled.
         "config.signal aborted during retry delay (noticed only after the delay)" => {
             let _guard = locker(&backend, defaults.clone()).lock("k").await.expect("free");
             let token = CancellationToken::new();
@@ -107,15 +110,15 @@ async fn play(name: &str, code: Option<&str>) {
                 token.cancel();
             };
             let (result, ()) = tokio::join!(waiter.lock("k"), cancel);
-            same(result.expect_err("cancelled").code());
+            same(result.expect_err("canceled").code());
             assert_eq!(started.elapsed(), ms(50));
         }
-        unknown => panic!("a case that nobody plays: {unknown}"),
+        unknown => panic!("unknown case: {unknown}"),
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_case_is_played() {
+async fn every_case_passes() {
     let vectors: Value =
         serde_json::from_str(include_str!("vectors/lock_helper.json")).expect("JSON");
     for case in vectors["cases"].as_array().expect("a list") {

@@ -3,8 +3,10 @@
 
 use std::sync::Arc;
 
+use syncguard::AnyBackend;
+use syncguard::backend::Layer;
 use syncguard::conformance::{Fixture, MemoryFixture, Yielding};
-use syncguard::{AnyBackend, Layer, TelemetryLayer, TracingSink};
+use syncguard::telemetry::{TelemetryLayer, TracingSink};
 
 mod plain {
     syncguard::conformance_tests!(super::MemoryFixture::new());

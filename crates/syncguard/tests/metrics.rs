@@ -1,4 +1,4 @@
-//! The sink for the `metrics` facade: what is counted, and that no label holds a key.
+//! The sink for the `metrics` facade: what it counts, and that no label contains a key.
 #![cfg(feature = "metrics")]
 
 use std::collections::BTreeMap;
@@ -9,12 +9,11 @@ use metrics::{
     Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
     SharedString, Unit,
 };
-use syncguard::{
-    EventSink, Layer, LocalClock, LockOptions, Locker, MemoryBackend, MetricsSink, TelemetryLayer,
-    Ttl,
-};
+use syncguard::telemetry::{EventSink, MetricsSink};
+use syncguard::testing::LocalClock;
+use syncguard::{LockOptions, Locker, MemoryBackend, Ttl};
 
-/// How often each metric was touched, by name and labels.
+/// How often each metric was updated, by name and labels.
 #[derive(Clone, Debug, Default)]
 struct Touches(Arc<Mutex<BTreeMap<String, u64>>>);
 
@@ -78,13 +77,12 @@ fn waiting_holding_contention_and_loss_are_counted_without_keys() {
             .expect("a runtime");
         runtime.block_on(async {
             let sink: Arc<dyn EventSink> = Arc::new(MetricsSink);
-            let backend = TelemetryLayer::new(Arc::clone(&sink)).include_raw(true);
-            let backend = backend.layer(MemoryBackend::new());
             let ttl = Ttl::new(Duration::from_millis(50)).expect("valid");
-            let builder = Locker::builder(backend).observer(sink).clock(LocalClock::Tokio);
+            let builder =
+                Locker::builder(MemoryBackend::new()).telemetry(sink).clock(LocalClock::Tokio);
             let locker = builder.options(LockOptions::default().ttl(ttl)).build();
             let locker = locker.expect("in a runtime");
-            let mut guard = locker.lock("canary").await.expect("free");
+            let guard = locker.lock("canary").await.expect("free");
             assert!(locker.try_lock("canary").await.expect("works").is_none());
             guard.lost().await;
             guard.release().await.expect("works");

@@ -1,36 +1,37 @@
 //! The PostgreSQL backend on a real server: the conformance kit, direct, through PgBouncer, through
-//! the fault proxy and on tables that the TypeScript implementation made.
+//! the fault proxy and on tables that the TypeScript implementation created.
 #![cfg(all(feature = "postgres", feature = "conformance"))]
 
 use std::ops::Deref;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
+use syncguard::backend::Layer;
 use syncguard::conformance::{Fixture, RawLock};
 use syncguard::postgres::tokio_postgres::types::ToSql;
 use syncguard::postgres::tokio_postgres::{Client, NoTls, connect};
 use syncguard::postgres::{ClientPool, Loan, PooledClient, PostgresConfig};
-use syncguard::{
-    AnyBackend, Fence, Key, Layer, LockId, PostgresBackend, TelemetryLayer, TracingSink,
-};
+use syncguard::telemetry::{TelemetryLayer, TracingSink};
+use syncguard::{AnyBackend, Fence, Key, LockId, PostgresBackend};
 use test_support::{Fault, PgBouncer, PostgresOptions, PostgresServer, Proxy};
 
-/// One server for all cases of the kit; they use keys of their own. Flushing to the disk is not
-/// what the kit is about.
+/// One server for all cases of the kit; each uses its own keys. The kit does not test flushing to
+/// disk.
 static SERVER: LazyLock<Option<PostgresServer>> = LazyLock::new(|| {
     let server = PostgresServer::start(&PostgresOptions::default().with(["fsync = off"]))?;
     let ours = PostgresConfig::from_url(&server.url()).and_then(|config| config.schema_sql());
     assert!(server.sql(&ours.expect("a URL")).contains("CREATE"));
-    // The statements of the TypeScript implementation, as they are.
+    // The unchanged statements of the TypeScript implementation.
     let made = server.sql(
-            "CREATE TABLE IF NOT EXISTS syncguard_locks_ts (key TEXT PRIMARY KEY, lock_id TEXT \
-             NOT NULL, expires_at_ms BIGINT NOT NULL, acquired_at_ms BIGINT NOT NULL, fence TEXT NOT \
+        "CREATE TABLE IF NOT EXISTS syncguard_locks_ts (key TEXT PRIMARY KEY, lock_id TEXT \
+             NOT NULL, expires_at_ms BIGINT NOT NULL, acquired_at_ms BIGINT NOT NULL, \
+             fence TEXT NOT \
              NULL, user_key TEXT NOT NULL); CREATE UNIQUE INDEX IF NOT EXISTS \
              idx_syncguard_locks_ts_lock_id ON syncguard_locks_ts(lock_id); CREATE INDEX IF \
              NOT EXISTS idx_syncguard_locks_ts_expires ON syncguard_locks_ts(expires_at_ms); \
              CREATE TABLE IF NOT EXISTS syncguard_fence_counters_ts (fence_key TEXT PRIMARY KEY, \
              fence BIGINT NOT NULL DEFAULT 0, key_debug TEXT)",
-        );
+    );
     assert!(made.contains("CREATE"), "{made}");
     Some(server)
 });
@@ -42,7 +43,7 @@ struct PostgresFixture {
     config: PostgresConfig,
     raw: Client,
     suffix: &'static str,
-    /// Between the backend and the server, if there is one.
+    /// The proxy between the backend and the server, if there is one.
     _proxy: Option<Proxy>,
 }
 
@@ -60,6 +61,12 @@ impl PostgresFixture {
 
     async fn direct() -> Self {
         Self::new(&SERVER.as_ref().expect("checked by every test").url(), "").await
+    }
+
+    /// Operations share the connection that listens.
+    async fn on_one_connection() -> Self {
+        let fixture = Self::direct().await;
+        Self { config: fixture.config.pool_size(1), ..fixture }
     }
 
     async fn on_typescript_tables() -> Self {
@@ -96,7 +103,7 @@ impl PostgresFixture {
     }
 }
 
-/// The simplest pool there is: clients that wait in a list.
+/// A minimal pool: a list of idle clients.
 #[derive(Clone, Default)]
 struct ListPool {
     idle: Arc<Mutex<Vec<Client>>>,
@@ -239,6 +246,7 @@ kit!(under_telemetry, {
     let layer = TelemetryLayer::new(Arc::new(TracingSink));
     PostgresFixture::direct().await.wrapped(move |backend| layer.layer(backend))
 });
+kit!(one_connection, PostgresFixture::on_one_connection().await);
 kit!(typescript_tables, PostgresFixture::on_typescript_tables().await);
 kit!(through_pooler, PostgresFixture::through_pooler(true).await);
 kit!(callers_pool, PostgresFixture::from_callers_pool().await);

@@ -1,5 +1,5 @@
-//! The connections of the PostgreSQL backend: servers that became read-only, several hosts, plans
-//! that went stale, and what an error says about itself.
+//! The connections of the PostgreSQL backend: servers that became read-only, several hosts, stale
+//! plans, deadlines, and the context of errors.
 #![cfg(feature = "postgres")]
 
 mod servers;
@@ -7,12 +7,10 @@ mod servers;
 use std::time::{Duration, Instant};
 
 use servers::{a_dead_path_costs_no_renewed_lock, cycle, eventually, grant, key, request};
+use syncguard::backend::{ExtendRequest, ReleaseRequest};
 use syncguard::postgres::PostgresConfig;
 use syncguard::postgres::tokio_postgres::{self, Client, NoTls};
-use syncguard::{
-    ErrorCode, Extend, ExtendRequest, LockBackend, PostgresBackend, ReleaseRequest, Ttl,
-    diagnostics,
-};
+use syncguard::{ErrorCode, ExtendOutcome, LockBackend, PostgresBackend, Ttl, diagnostics};
 use test_support::{Fault, PostgresOptions, PostgresServer, Proxy};
 
 fn config(url: &str) -> PostgresConfig {
@@ -40,9 +38,9 @@ fn through(proxy: &Proxy) -> String {
     format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port())
 }
 
-/// A failover that moves a DNS name: the old primary lives on as a standby.
+/// A failover moves a DNS name, and the old primary continues as a standby.
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_to_a_server_that_is_read_only_are_replaced() {
+async fn connections_to_a_read_only_server_are_replaced() {
     let Some(primary) = start() else { return };
     drop(connect(config(&primary.url())).await);
     let standby = primary.start_standby();
@@ -63,9 +61,9 @@ async fn connections_to_a_server_that_is_read_only_are_replaced() {
     }
 }
 
-/// A DNS name that has moved while the old server lives on, and answers.
+/// A DNS name moves while the old server still answers.
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_are_replaced_when_they_are_old() {
+async fn old_connections_are_replaced() {
     let (Some(old), Some(new)) = (start(), start()) else { return };
     drop(connect(config(&old.url())).await);
     drop(connect(config(&new.url())).await);
@@ -78,7 +76,7 @@ async fn connections_are_replaced_when_they_are_old() {
         !backend.is_locked(&key("k")).await.expect("works")
     })
     .await;
-    // One that is not old is kept.
+    // A connection that is not old is kept.
     let lasting = PostgresBackend::connect(config(&through(&name))).await.expect("connects");
     let (_held, _) = grant(&lasting, "kept").await;
     name.retarget(old.port());
@@ -88,7 +86,7 @@ async fn connections_are_replaced_when_they_are_old() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_does_not_answer_is_passed() {
+async fn a_host_that_does_not_answer_is_skipped() {
     let Some(server) = start() else { return };
     let silent = Proxy::start(server.port()).await;
     silent.set(Fault::BlackHole);
@@ -113,9 +111,9 @@ async fn a_host_that_does_not_answer_is_passed() {
     assert!(begun.elapsed() < timeout, "the silent host was asked again: {:?}", begun.elapsed());
 }
 
-/// libpq's option, in seconds, is the time that each host gets.
+/// libpq's option, in seconds, applies to each host.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_connect_timeout_of_libpq_counts_for_each_host() {
+async fn the_connect_timeout_of_libpq_applies_to_each_host() {
     let Some(server) = start() else { return };
     let silent = Proxy::start(server.port()).await;
     silent.set(Fault::BlackHole);
@@ -130,7 +128,7 @@ async fn the_connect_timeout_of_libpq_counts_for_each_host() {
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
 
-/// A column that changes its type makes the plans of prepared statements useless, on every connection.
+/// A column that changes its type makes the plans of prepared statements stale on every connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn statements_are_prepared_again_when_a_table_has_changed() {
     let Some(server) = start() else { return };
@@ -143,7 +141,7 @@ async fn statements_are_prepared_again_when_a_table_has_changed() {
     assert_eq!(cycle(&backend, "k").await.expect("prepared again"), 2);
     let extend = ExtendRequest::new(held.lock_id(), Ttl::DEFAULT);
     let extended = backend.extend(&extend).await.expect("prepared again");
-    assert!(matches!(extended, Extend::Extended(_)), "{extended:?}");
+    assert!(matches!(extended, ExtendOutcome::Extended(_)), "{extended:?}");
     backend.release(&ReleaseRequest::new(held.lock_id())).await.expect("prepared again");
 }
 
@@ -177,8 +175,8 @@ async fn an_error_names_backend_operation_key_and_lock_id() {
         assert!(error.lock_id().is_some_and(|named| named == id), "{operation}");
         assert_eq!(error.code(), ErrorCode::InvalidArgument, "{operation}: {error:?}");
     }
-    let inspector = backend.inspector().expect("offered");
-    let listed = inspector.list(None).await.expect_err("no tables");
+    let admin = backend.admin().expect("offered");
+    let listed = admin.list(None).await.expect_err("no tables");
     assert_eq!((listed.backend(), listed.operation()), (Some("postgres"), Some("list")));
 }
 
@@ -192,13 +190,13 @@ async fn every_call_to_a_server_that_does_not_answer_has_a_deadline() {
         .connect_timeout(Duration::from_millis(500));
     let backend = connect(quick.clone()).await;
     proxy.set(Fault::BlackHole);
-    let inspector = backend.inspector().expect("offered");
+    let admin = backend.admin().expect("offered");
     let limit = Duration::from_secs(20);
     let ended = tokio::time::timeout(limit, async {
-        assert!(inspector.list(None).await.is_err());
-        assert!(inspector.advice().await.is_err());
-        assert!(inspector.setup().await.is_err());
-        assert!(backend.wake_ups(&key("k")).await.is_none());
+        assert!(admin.list(None).await.is_err());
+        assert!(admin.findings().await.is_err());
+        assert!(admin.setup().await.is_err());
+        assert!(backend.subscribe(&key("k")).await.is_none());
         assert!(PostgresBackend::connect(quick).await.is_err());
         let nowhere = config("postgres://postgres@name.invalid/postgres");
         let nowhere = nowhere.connect_timeout(Duration::from_millis(500));

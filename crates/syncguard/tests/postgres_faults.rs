@@ -1,5 +1,5 @@
-//! The PostgreSQL backend when things go wrong: crashes, terminated sessions, strangers that sit on
-//! locks, cut connections, and everything that a person can get wrong.
+//! Faults of the PostgreSQL backend: crashes, terminated sessions, locks held by other sessions,
+//! cut connections and wrong configurations.
 #![cfg(feature = "postgres")]
 
 mod servers;
@@ -8,11 +8,12 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use servers::{cycle, eventually, key, request, resets, waiter, woken};
+use syncguard::backend::{AcquireOutcome, ExtendRequest, Finding, ReleaseRequest};
 use syncguard::postgres::tokio_postgres::{self, Client, NoTls};
 use syncguard::postgres::{FencedTable, PostgresConfig};
 use syncguard::{
-    Acquire, Advice, ErrorCode, Extend, ExtendRequest, LockBackend, LockOptions, Locker,
-    LostReason, PostgresBackend, Release, ReleaseRequest, Ttl,
+    ErrorCode, ExtendOutcome, LockBackend, LockOptions, Locker, LostReason, PostgresBackend,
+    ReleaseOutcome, Ttl,
 };
 use test_support::{Certificates, Fault, PgBouncer, PostgresOptions, PostgresServer, Proxy};
 
@@ -38,11 +39,12 @@ async fn raw(server: &PostgresServer) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_that_was_taken_and_given_back_unseen_costs_no_fence() {
+async fn a_lock_that_was_acquired_and_released_unseen_costs_no_fence() {
     let Some(server) = start() else { return };
     let quick = connect(&server.url()).await;
     cycle(&quick, "a").await.expect("works");
-    // Between its snapshot and its turn, a statement of the slow one waits for the test.
+    // A statement of the slow backend waits for the test between its snapshot and the advisory
+    // lock.
     let raw = raw(&server).await;
     let slow = "CREATE SCHEMA slow; CREATE FUNCTION slow.hashtext(text) RETURNS int AS 'SELECT \
                 pg_advisory_xact_lock_shared(4711); SELECT pg_catalog.hashtext($1)' LANGUAGE sql";
@@ -56,12 +58,12 @@ async fn a_lock_that_was_taken_and_given_back_unseen_costs_no_fence() {
         let request = request("a");
         let (outcome, fence) = tokio::join!(slow.acquire(&request), async {
             let waits = "SELECT FROM pg_locks WHERE objid = 4711 AND NOT granted";
-            eventually("the slow one waits", async || {
+            eventually("the slow backend waits", async || {
                 raw.query_opt(waits, &[]).await.expect("works").is_some()
             })
             .await;
             let taken = quick.acquire(&self::request("a")).await.expect("works");
-            let Acquire::Acquired(lease) = taken else { panic!("{taken:?}") };
+            let AcquireOutcome::Acquired(lease) = taken else { panic!("{taken:?}") };
             if !is_held {
                 raw.execute("DELETE FROM syncguard_locks", &[]).await.expect("works");
             }
@@ -69,11 +71,11 @@ async fn a_lock_that_was_taken_and_given_back_unseen_costs_no_fence() {
             lease.fence().get()
         });
         match outcome.expect("works") {
-            Acquire::Contended { .. } => assert!(is_held),
-            Acquire::Acquired(lease) => {
+            AcquireOutcome::Contended { .. } => assert!(is_held),
+            AcquireOutcome::Acquired(lease) => {
                 assert_eq!((lease.fence().get(), is_held), (fence + 1, false));
             }
-            Acquire::Spent => panic!("it is a new request"),
+            AcquireOutcome::AlreadyUsed => panic!("it is a new request"),
         }
         let counter = raw.query_one("SELECT fence FROM syncguard_fence_counters", &[]).await;
         let counter: i64 = counter.expect("works").get(0);
@@ -82,9 +84,9 @@ async fn a_lock_that_was_taken_and_given_back_unseen_costs_no_fence() {
     }
 }
 
-/// Outside of a task of the runtime, whoever has used up its share of time is woken at once.
+/// Outside of a task of the runtime, a future that has used up its budget is woken at once.
 #[test]
-fn an_operation_of_somebody_whose_time_is_up_goes_on() {
+fn an_operation_continues_when_the_task_budget_is_used_up() {
     let Some(server) = start() else { return };
     let (done, finished) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -99,18 +101,18 @@ fn an_operation_of_somebody_whose_time_is_up_goes_on() {
                 assert!(!backend.is_locked(&key("k")).await.expect("works"));
             }
         });
-        done.send(()).expect("somebody waits");
+        done.send(()).expect("the test waits");
     });
     finished.recv_timeout(Duration::from_mins(1)).expect("it ends");
 }
 
 /// A release in one backend wakes a waiter in another.
 async fn wakes(holder: &PostgresBackend, there: &PostgresBackend) {
-    let mut guard = waiter(holder.clone()).lock("w").await.expect("free");
+    let guard = waiter(holder.clone()).lock("w").await.expect("free");
     let waiter = waiter(there.clone());
     let waiting = tokio::spawn(async move { waiter.lock("w").await.map(drop) });
     tokio::time::sleep(Duration::from_millis(400)).await;
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
     woken(waiting).await;
 }
 
@@ -135,7 +137,7 @@ async fn no_fence_repeats_after_a_crash_and_the_client_recovers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wake_ups_survive_terminated_sessions() {
+async fn notifications_survive_terminated_sessions() {
     let Some(server) = start() else { return };
     let (one, two) = (connect(&server.url()).await, connect(&server.url()).await);
     wakes(&one, &two).await;
@@ -148,34 +150,34 @@ async fn wake_ups_survive_terminated_sessions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_that_sit_on_locks_are_a_timeout() {
+async fn locks_held_by_other_sessions_cause_timeouts() {
     let Some(server) = start() else { return };
     let (backend, stranger) = (connect(&server.url()).await, raw(&server).await);
-    // On the advisory number of the key.
+    // The advisory lock of the key.
     stranger.batch_execute("SELECT pg_advisory_lock(hashtext('k'))").await.expect("free");
     let started = Instant::now();
-    let error = backend.acquire(&request("k")).await.expect_err("somebody sits there");
+    let error = backend.acquire(&request("k")).await.expect_err("it is held");
     assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
     assert!(!error.may_have_taken_effect(), "{error:?}");
     assert!(started.elapsed() < Duration::from_secs(5), "it does not hang");
     assert!(cycle(&backend, "other").await.is_ok());
     stranger.batch_execute("SELECT pg_advisory_unlock(hashtext('k'))").await.expect("held");
     assert!(cycle(&backend, "k").await.is_ok());
-    // On the row.
+    // The row.
     let held = request("row");
-    assert!(matches!(backend.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
+    assert!(matches!(backend.acquire(&held).await.expect("works"), AcquireOutcome::Acquired(_)));
     stranger
         .batch_execute("BEGIN; SELECT FROM syncguard_locks WHERE key = 'row' FOR UPDATE")
         .await
         .expect("works");
     let error = backend.release(&ReleaseRequest::new(held.lock_id())).await.expect_err("locked");
     assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
-    // A contended acquire only reads, so nothing holds it up.
+    // A contended acquire only reads, so nothing delays it.
     let outcome = backend.acquire(&request("row")).await.expect("works");
-    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{outcome:?}");
     stranger.batch_execute("COMMIT").await.expect("works");
     let released = backend.release(&ReleaseRequest::new(held.lock_id())).await.expect("works");
-    assert_eq!(released, Release::Released);
+    assert_eq!(released, ReleaseOutcome::Released);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -183,7 +185,7 @@ async fn a_contended_acquire_writes_and_locks_nothing() {
     let Some(server) = start() else { return };
     let (backend, watcher) = (connect(&server.url()).await, raw(&server).await);
     let held = request("k");
-    assert!(matches!(backend.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
+    assert!(matches!(backend.acquire(&held).await.expect("works"), AcquireOutcome::Acquired(_)));
     let position = async || -> String {
         let asked = "SELECT pg_current_wal_insert_lsn()::text";
         watcher.query_one(asked, &[]).await.expect("works").get(0)
@@ -197,20 +199,20 @@ async fn a_contended_acquire_writes_and_locks_nothing() {
     let before = position().await;
     for _ in 0..50 {
         let outcome = backend.acquire(&request("k")).await.expect("works");
-        assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+        assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{outcome:?}");
     }
     assert_eq!(position().await, before, "nothing was written");
 }
 
-/// A stranger locks rows of the two tables in the other order: one of the two transactions gives
-/// way, and ours says so and can be tried again.
+/// Another session takes locks in the other order. PostgreSQL aborts one of the two transactions;
+/// if it is ours, the error is retryable.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deadlock_with_a_stranger_is_typed_and_leaves_nothing() {
+async fn a_deadlock_with_another_session_is_retryable_and_leaves_nothing() {
     let options = PostgresOptions::default().with(["fsync = off", "deadlock_timeout = '200ms'"]);
     let Some(server) = PostgresServer::start(&options) else { return };
     let (backend, stranger) = (connect(&server.url()).await, raw(&server).await);
     cycle(&backend, "k").await.expect("works");
-    // The stranger holds the counter and then wants the key's turn, which ours holds.
+    // The other session locks the counter, then wants the key's advisory lock, which ours holds.
     stranger
         .batch_execute("BEGIN; SELECT FROM syncguard_fence_counters FOR UPDATE")
         .await
@@ -224,8 +226,8 @@ async fn a_deadlock_with_a_stranger_is_typed_and_leaves_nothing() {
     stranger.batch_execute("ROLLBACK").await.expect("works");
     match acquiring.await.expect("no panic") {
         Ok(outcome) => {
-            assert!(wanted.is_err(), "one of the two gave way");
-            assert!(matches!(outcome, Acquire::Acquired(_)), "{outcome:?}");
+            assert!(wanted.is_err(), "one of the two was aborted");
+            assert!(matches!(outcome, AcquireOutcome::Acquired(_)), "{outcome:?}");
         }
         Err(error) => {
             assert!(error.is_retryable() && !error.may_have_taken_effect(), "{error:?}");
@@ -246,8 +248,8 @@ async fn a_default_of_serializable_does_not_matter() {
             let locker = waiter(backend.clone());
             tokio::spawn(async move {
                 for _ in 0..25 {
-                    let mut guard = locker.lock("k").await.expect("acquired");
-                    assert_eq!(guard.release().await.expect("works"), Release::Released);
+                    let guard = locker.lock("k").await.expect("acquired");
+                    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
                 }
             })
         })
@@ -259,14 +261,14 @@ async fn a_default_of_serializable_does_not_matter() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_connection_and_fifty_waiters_whose_holder_must_release() {
+async fn a_holder_can_release_with_one_connection_and_fifty_waiters() {
     let Some(server) = start() else { return };
     let small = config(&server.url()).pool_size(1);
     let backend = PostgresBackend::connect(small).await.expect("connects");
     backend.setup_schema().await.expect("works");
     let options = LockOptions::default().timeout(Duration::from_mins(1)).renew();
     let locker = Locker::builder(backend).options(options).build().expect("in a runtime");
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     let waiters: Vec<_> = (0..50)
         .map(|_| {
             let locker = locker.clone();
@@ -274,14 +276,14 @@ async fn one_connection_and_fifty_waiters_whose_holder_must_release() {
         })
         .collect();
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
     for waiter in waiters {
         waiter.await.expect("no panic").expect("acquired");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn twenty_set_up_the_schema_at_once() {
+async fn twenty_backends_set_up_the_schema_at_once() {
     let Some(server) = start() else { return };
     let tasks: Vec<_> = (0..20)
         .map(|task| {
@@ -311,27 +313,28 @@ async fn resets_leave_no_orphan_and_mix_up_no_reply() {
     // A black hole is a timeout.
     proxy.set(Fault::BlackHole);
     let started = Instant::now();
-    let error = through.acquire(&request("hole")).await.expect_err("nobody answers");
+    let error = through.acquire(&request("hole")).await.expect_err("no answer");
     assert!(error.is_retryable(), "{error:?}");
     assert!(started.elapsed() < Duration::from_secs(10), "it does not hang");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn grants_and_extends_are_flushed_whatever_the_server_does_by_itself() {
+async fn grants_and_extends_are_flushed_whatever_the_servers_default() {
     let Some(server) = start() else { return };
     let setup = connect(&server.url()).await;
     let raw = raw(&server).await;
-    // What holds for whoever writes a lock is noted beside it.
+    // A trigger records the setting under which a lock is written.
     let note = "CREATE TABLE noted (value text); \
                 CREATE FUNCTION note() RETURNS trigger AS $$ BEGIN \
-                INSERT INTO noted VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$ \
+                INSERT INTO noted VALUES (current_setting('synchronous_commit')); \
+                RETURN NEW; END $$ \
                 LANGUAGE plpgsql; CREATE TRIGGER note AFTER INSERT OR UPDATE ON syncguard_locks \
                 FOR EACH ROW EXECUTE FUNCTION note()";
     raw.batch_execute(note).await.expect("works");
     for (setting, expected) in [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")] {
         let alter = format!("ALTER DATABASE postgres SET synchronous_commit = {setting}");
         raw.batch_execute(&alter).await.expect("works");
-        // With sessions that begin after that.
+        // In sessions that begin afterwards.
         let Some(pooler) = PgBouncer::start(&server) else { return };
         for url in [server.url(), pooler.url()] {
             let is_pooled = url == pooler.url();
@@ -339,21 +342,21 @@ async fn grants_and_extends_are_flushed_whatever_the_server_does_by_itself() {
             let backend = PostgresBackend::connect(config).await.expect("connects");
             let request = request("k");
             let granted = backend.acquire(&request).await.expect("works");
-            assert!(matches!(granted, Acquire::Acquired(_)), "{granted:?}");
+            assert!(matches!(granted, AcquireOutcome::Acquired(_)), "{granted:?}");
             let extend = ExtendRequest::new(request.lock_id(), Ttl::DEFAULT);
             let extended = backend.extend(&extend).await.expect("works");
-            assert!(matches!(extended, Extend::Extended(_)), "{extended:?}");
+            assert!(matches!(extended, ExtendOutcome::Extended(_)), "{extended:?}");
             let noted = raw.query("DELETE FROM noted RETURNING value", &[]).await.expect("works");
             let noted: Vec<&str> = noted.iter().map(|row| row.get(0)).collect();
             assert_eq!(noted, [expected; 2], "{setting}, pooled: {is_pooled}");
             let release = ReleaseRequest::new(request.lock_id());
-            assert_eq!(setup.release(&release).await.expect("works"), Release::Released);
+            assert_eq!(setup.release(&release).await.expect("works"), ReleaseOutcome::Released);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pooler_that_nobody_told_us_about_is_noticed() {
+async fn an_undeclared_pooler_is_detected() {
     let Some(server) = start() else { return };
     let Some(pooler) = PgBouncer::start(&server) else { return };
     drop(connect(&server.url()).await);
@@ -364,7 +367,7 @@ async fn a_pooler_that_nobody_told_us_about_is_noticed() {
             tokio::spawn(async move {
                 for fence in 1..=20 {
                     let granted = cycle(&backend, &format!("k{task}")).await;
-                    assert_eq!(granted.expect("noticed when connecting"), fence);
+                    assert_eq!(granted.expect("detected when connecting"), fence);
                 }
             })
         })
@@ -372,7 +375,7 @@ async fn a_pooler_that_nobody_told_us_about_is_noticed() {
     for task in tasks {
         task.await.expect("no panic");
     }
-    // Sessions that strangers use too have kept nothing of ours.
+    // Sessions that other clients use too keep none of our settings.
     let (stranger, connection) =
         tokio_postgres::connect(&pooler.url(), NoTls).await.expect("connects");
     tokio::spawn(connection);
@@ -389,7 +392,7 @@ async fn a_pooler_that_nobody_told_us_about_is_noticed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_write_of_a_paused_holder_is_refused_by_the_fence() {
     let Some(server) = start() else { return };
-    let options = LockOptions::default().ttl(Ttl::new(Duration::from_millis(200)).expect("valid"));
+    let options = LockOptions::default().ttl(Duration::from_millis(200));
     let locker = Locker::builder(connect(&server.url()).await).options(options).build();
     let locker = locker.expect("in a runtime");
     let fenced = FencedTable::new("syncguard_fenced").expect("a name");
@@ -401,7 +404,7 @@ async fn the_write_of_a_paused_holder_is_refused_by_the_fence() {
     let current = locker.lock("document").await.expect("taken over");
     for (holder, is_accepted) in [(&current, true), (&paused, false), (&current, true)] {
         let transaction = client.transaction().await.expect("works");
-        let checked = fenced.check(&transaction, holder.key(), holder.fence()).await;
+        let checked = fenced.check(&transaction, holder).await;
         assert_eq!(checked.is_ok(), is_accepted);
         if let Err(error) = checked {
             assert_eq!(error.code(), ErrorCode::Aborted, "{error:?}");
@@ -416,7 +419,7 @@ async fn the_write_of_a_paused_holder_is_refused_by_the_fence() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tls_as_sslmode_says() {
+async fn tls_follows_sslmode() {
     let certificates = Certificates::new();
     let options = PostgresOptions::default().with(["fsync = off"]).with_tls(&certificates);
     let Some(server) = PostgresServer::start(&options) else { return };
@@ -454,20 +457,20 @@ async fn tls_as_sslmode_says() {
         format!("sslmode=verify-ca&sslrootcert={other_ca}"),
         format!("sslmode=verify-full&sslrootcert={other_ca}"),
     ] {
-        let error = is_encrypted(&query).await.expect_err("nobody vouches for it");
+        let error = is_encrypted(&query).await.expect_err("not trusted");
         assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{query}: {error:?}");
     }
-    // A server without TLS, where TLS is asked for.
+    // A server without TLS, where TLS is required.
     let plain = start().expect("installed");
     let url = format!("{}?sslmode=require", plain.url());
     let error = PostgresBackend::connect(config(&url)).await.expect_err("no TLS");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
-    // The choice of cryptography for the process is not ours to make.
+    // No crypto provider is installed for the process.
     assert!(rustls::crypto::CryptoProvider::get_default().is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_person_gets_wrong_has_a_code_and_no_password_in_it() {
+async fn configuration_errors_have_a_code_and_contain_no_password() {
     let options = PostgresOptions::default().with(["fsync = off"]).with_password();
     let Some(server) = PostgresServer::start(&options) else { return };
     let port = server.port();
@@ -512,15 +515,15 @@ async fn what_a_person_gets_wrong_has_a_code_and_no_password_in_it() {
     let right = format!("postgres://postgres:right@127.0.0.1:{port}/postgres");
     let backend = connect(&right).await;
     assert!(cycle(&backend, "k").await.is_ok());
-    // A user without rights, and one with those that are enough.
+    // A user without permissions, and with the documented ones.
     let (client, connection) = tokio_postgres::connect(&right, NoTls).await.expect("connects");
     tokio::spawn(connection);
     client.batch_execute("CREATE ROLE app LOGIN PASSWORD 'app'").await.expect("works");
     let as_app = format!("postgres://app:app@127.0.0.1:{port}/postgres");
     let app = PostgresBackend::connect(config(&as_app)).await.expect("connects");
-    let error = app.acquire(&request("k")).await.expect_err("no rights");
+    let error = app.acquire(&request("k")).await.expect_err("no permission");
     assert_eq!(error.code(), ErrorCode::AuthFailed, "{error:?}");
-    let error = app.setup_schema().await.expect_err("no right to create");
+    let error = app.setup_schema().await.expect_err("no permission to create");
     assert_eq!(error.code(), ErrorCode::AuthFailed, "{error:?}");
     client
         .batch_execute(
@@ -529,22 +532,22 @@ async fn what_a_person_gets_wrong_has_a_code_and_no_password_in_it() {
         )
         .await
         .expect("works");
-    assert!(cycle(&app, "k").await.is_ok(), "the documented rights are enough");
+    assert!(cycle(&app, "k").await.is_ok(), "the documented permissions are sufficient");
     wakes(&app, &app).await;
-    // Tables that are missing.
+    // Missing tables.
     let config = config(&right).tables("missing_locks", "missing_fences");
     let backend = PostgresBackend::connect(config).await.expect("connects");
     let error = backend.acquire(&request("k")).await.expect_err("no tables");
     assert_eq!(error.code(), ErrorCode::InvalidArgument, "{error:?}");
     assert!(error.to_string().contains("setup_schema"), "{error}");
-    let advice = backend.advice().await.expect("works");
-    assert!(advice.iter().any(|advice| advice.subject() == "tables"), "{advice:?}");
+    let findings = backend.findings().await.expect("works");
+    assert!(findings.iter().any(|finding| finding.subject() == "tables"), "{findings:?}");
     backend.setup_schema().await.expect("works");
     assert!(cycle(&backend, "k").await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn advice_says_what_can_be_lost() {
+async fn findings_report_what_can_be_lost() {
     let options = PostgresOptions::default().with([
         "fsync = off",
         "full_page_writes = off",
@@ -553,23 +556,23 @@ async fn advice_says_what_can_be_lost() {
     let Some(server) = PostgresServer::start(&options) else { return };
     let backend = connect(&server.url()).await;
     let subjects = async || -> Vec<&'static str> {
-        backend.advice().await.expect("works").iter().map(Advice::subject).collect()
+        backend.findings().await.expect("works").iter().map(Finding::subject).collect()
     };
     let risky = ["fsync", "full_page_writes", "synchronous_commit", "unlogged"];
     assert_eq!(subjects().await, risky[..3]);
     assert!(server.sql("ALTER TABLE syncguard_locks SET UNLOGGED").contains("ALTER"));
     assert_eq!(subjects().await, risky);
-    // A standby that follows asynchronously, and to connect to it by mistake.
+    // An asynchronous standby, and a connection to it by mistake.
     let standby = server.start_standby();
     eventually("it is seen", async || subjects().await.contains(&"standby")).await;
     let mistaken = PostgresBackend::connect(config(&standby.url())).await.expect("connects");
     let error = mistaken.acquire(&request("k")).await.expect_err("read-only");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
     assert!(error.to_string().contains("standby"), "{error}");
-    let advice = mistaken.advice().await.expect("works");
-    assert!(advice.iter().any(|advice| advice.subject() == "recovery"), "{advice:?}");
+    let findings = mistaken.findings().await.expect("works");
+    assert!(findings.iter().any(|finding| finding.subject() == "recovery"), "{findings:?}");
     drop(standby);
-    // A schema of its own, and long names.
+    // A separate schema, and long names.
     assert!(server.sql("CREATE SCHEMA billing").contains("CREATE"));
     let long = "a".repeat(60);
     let tables = (format!("billing.{long}"), format!("billing.f{long}"));

@@ -1,4 +1,4 @@
-//! The driver writes to the `log` facade by itself. No key, lock id or password is in what it writes.
+//! The driver logs to the `log` facade. What it logs contains no key, lock id or password.
 #![cfg(feature = "postgres")]
 
 mod servers;
@@ -7,12 +7,10 @@ use std::fmt::Write as _;
 use std::sync::Mutex;
 
 use servers::{key, request};
+use syncguard::backend::{AcquireOutcome, ExtendRequest, ReleaseRequest};
 use syncguard::postgres::tokio_postgres::{self, NoTls};
 use syncguard::postgres::{FencedTable, PostgresConfig};
-use syncguard::{
-    Acquire, Extend, ExtendRequest, Key, LockBackend, PostgresBackend, ReleaseRequest, Ttl,
-    diagnostics,
-};
+use syncguard::{ExtendOutcome, Key, LockBackend, PostgresBackend, Ttl, diagnostics};
 use test_support::{PgBouncer, PostgresOptions, PostgresServer};
 
 const CANARY: &str = "canary-key-4711";
@@ -56,9 +54,9 @@ async fn the_driver_logs_neither_keys_nor_lock_ids() {
     client.batch_execute(&fenced.schema_sql()).await.expect("works");
     let transaction = client.transaction().await.expect("works");
     let fence = syncguard::Fence::new(7).expect("valid");
-    fenced.check(&transaction, &canary, fence).await.expect("the first");
+    fenced.check(&transaction, &(&canary, fence)).await.expect("the first");
     transaction.commit().await.expect("works");
-    // Behind a pooler other calls of the driver are used.
+    // Behind a pooler, the backend uses other calls of the driver.
     let plain = PostgresServer::start(&PostgresOptions::default().with(["fsync = off"]));
     let plain = plain.expect("installed");
     let Some(pooler) = PgBouncer::start(&plain) else { return };
@@ -82,19 +80,19 @@ async fn use_everything(backend: &PostgresBackend, canary: &Key, ids: &mut Vec<S
     let id = request.lock_id();
     ids.push(id.expose().to_owned());
     let acquired = backend.acquire(&request).await.expect("works");
-    assert!(matches!(acquired, Acquire::Acquired(_)), "{acquired:?}");
+    assert!(matches!(acquired, AcquireOutcome::Acquired(_)), "{acquired:?}");
     let second = servers::request(CANARY);
     ids.push(second.lock_id().expose().to_owned());
     let contended = backend.acquire(&second).await.expect("works");
-    assert!(matches!(contended, Acquire::Contended { .. }), "{contended:?}");
-    let wake_ups = backend.wake_ups(canary).await;
+    assert!(matches!(contended, AcquireOutcome::Contended { .. }), "{contended:?}");
+    let subscription = backend.subscribe(canary).await;
     let extended = backend.extend(&ExtendRequest::new(id, Ttl::DEFAULT)).await.expect("works");
-    assert!(matches!(extended, Extend::Extended(_)), "{extended:?}");
+    assert!(matches!(extended, ExtendOutcome::Extended(_)), "{extended:?}");
     assert!(backend.is_locked(canary).await.expect("works"));
     assert!(diagnostics::get_by_key(backend, canary).await.expect("works").is_some());
     assert!(diagnostics::get_by_id(backend, &id).await.expect("works").is_some());
-    let inspector = backend.inspector().expect("offered");
-    assert!(!inspector.list(None).await.expect("works").locks.is_empty());
+    let admin = backend.admin().expect("offered");
+    assert!(!admin.list(None).await.expect("works").locks.is_empty());
     backend.release(&ReleaseRequest::new(id)).await.expect("works");
-    drop(wake_ups);
+    drop(subscription);
 }

@@ -1,16 +1,16 @@
-//! Every call of the vectors on PostgreSQL, made here too: its answer and what is stored afterwards
-//! are compared. Times are compared by how far they are apart, lock ids by which call drew them.
+//! Replays every call of the vectors on PostgreSQL, and compares its answer and the stored rows.
+//! Times are compared by their difference, lock ids by the call that drew them.
 #![cfg(feature = "postgres")]
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use serde_json::Value;
+use syncguard::backend::{AcquireOutcome, AcquireRequest, ExtendRequest, ReleaseRequest};
 use syncguard::postgres::PostgresConfig;
 use syncguard::postgres::tokio_postgres::{self, Client, NoTls};
 use syncguard::{
-    Acquire, AcquireRequest, Extend, ExtendRequest, Key, LockBackend, LockId, PostgresBackend,
-    Release, ReleaseRequest, Ttl, diagnostics,
+    ExtendOutcome, Key, LockBackend, LockId, PostgresBackend, ReleaseOutcome, Ttl, diagnostics,
 };
 use test_support::{PostgresOptions, PostgresServer};
 
@@ -21,7 +21,7 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
 fn number(value: &Value, field: &str) -> i64 {
     let field = &value[field];
     let parsed = field.as_str().map_or_else(|| field.as_i64(), |text| text.parse().ok());
-    parsed.unwrap_or_else(|| panic!("no number: {value}"))
+    parsed.unwrap_or_else(|| panic!("not a number: {value}"))
 }
 
 fn key(call: &Value) -> Key {
@@ -63,7 +63,7 @@ async fn answers_and_stored_rows_are_those_of_the_vectors() {
         replay.play(case).await;
         replay.compare(case).await;
     }
-    assert_eq!(cases.len(), 57, "there are other cases now");
+    assert_eq!(cases.len(), 57, "the number of cases has changed");
 }
 
 /// Plays the calls of a scenario one after the other.
@@ -73,12 +73,12 @@ struct Replay {
     client: Client,
     /// Our lock id for each of theirs.
     ids: HashMap<String, LockId>,
-    /// What they have stored.
+    /// The state that they have stored.
     state: Value,
 }
 
 impl Replay {
-    /// Empties the tables, and plants what the scenario begins with.
+    /// Empties the tables, and stores what the scenario begins with.
     async fn begin(&mut self, scenario: &str) {
         let empty = "TRUNCATE syncguard_locks, syncguard_fence_counters";
         self.client.batch_execute(empty).await.expect("works");
@@ -99,7 +99,7 @@ impl Replay {
         self.age(age_ms).await;
     }
 
-    /// Moves a lock in time, so that it has been expired for so long.
+    /// Shifts a lock in time, so that it expired `expired_ms` ago.
     async fn age(&self, expired_ms: i64) {
         let shift = "UPDATE syncguard_locks SET expires_at_ms = now - $1, \
                      acquired_at_ms = acquired_at_ms + now - $1 - expires_at_ms \
@@ -126,12 +126,16 @@ impl Replay {
             "extend" => {
                 let extend = ExtendRequest::new(self.ours(case), ttl(call));
                 let outcome = self.backend.extend(&extend).await.expect("works");
-                assert_eq!(matches!(outcome, Extend::Extended(_)), result["ok"] == true, "{case}");
+                assert_eq!(
+                    matches!(outcome, ExtendOutcome::Extended(_)),
+                    result["ok"] == true,
+                    "{case}"
+                );
             }
             "release" | "release again" | "release of expired lock (row stays)" => {
                 let release = ReleaseRequest::new(self.ours(case));
                 let outcome = self.backend.release(&release).await.expect("works");
-                assert_eq!(outcome == Release::Released, result["ok"] == true, "{case}");
+                assert_eq!(outcome == ReleaseOutcome::Released, result["ok"] == true, "{case}");
             }
             "1400 ms later: isLocked" => {
                 self.age(1_200).await;
@@ -141,10 +145,10 @@ impl Replay {
             "isLocked" => {
                 let is_locked = self.cleaning.is_locked(&key(call)).await.expect("works");
                 assert_eq!(Value::from(is_locked), *result, "{case}");
-                // It deletes on the side.
+                // It deletes in the background.
                 tokio::time::sleep(Duration::from_millis(700)).await;
             }
-            unknown => panic!("a step that is not played: {unknown}"),
+            unknown => panic!("unknown step: {unknown}"),
         }
         if case["state"] != "unchanged" {
             self.state = case["state"].clone();
@@ -154,12 +158,14 @@ impl Replay {
     async fn acquire(&mut self, call: &Value, result: &Value) {
         let request = AcquireRequest::new(key(call), ttl(call)).expect("randomness");
         match self.backend.acquire(&request).await.expect("works") {
-            Acquire::Acquired(lease) => {
+            AcquireOutcome::Acquired(lease) => {
                 assert_eq!(lease.fence().to_string(), text(result, "fence"), "{call}");
                 self.ids.insert(text(result, "lockId").to_owned(), request.lock_id());
             }
-            Acquire::Contended { .. } => assert_eq!(text(result, "reason"), "locked", "{call}"),
-            Acquire::Spent => panic!("it is a new request"),
+            AcquireOutcome::Contended { .. } => {
+                assert_eq!(text(result, "reason"), "locked", "{call}");
+            }
+            AcquireOutcome::AlreadyUsed => panic!("it is a new request"),
         }
     }
 
@@ -167,14 +173,14 @@ impl Replay {
         let found = diagnostics::get_by_id(&self.backend, &id).await.expect("works");
         let found = found.expect("held");
         assert_eq!(found.key_hash.as_str(), text(result, "keyHash"));
-        assert_eq!(found.lock_id_hash, id.hash());
+        assert_eq!(found.lock_id_hash, id.hash_id());
         assert_eq!(found.fence.expect("fenced").to_string(), text(result, "fence"));
         let lived = found.expires_at.as_millis() - found.acquired_at.as_millis();
         let theirs = number(result, "expiresAtMs") - number(result, "acquiredAtMs");
         assert_eq!(i64::try_from(lived).expect("small"), theirs);
     }
 
-    /// What is stored is what they store, but for the times and the lock ids themselves.
+    /// Checks that the stored rows are theirs, except for the times and the lock ids themselves.
     async fn compare(&self, case: &Value) {
         let rows = self.client.query("SELECT * FROM syncguard_locks", &[]).await.expect("works");
         let wanted = self.state["locks"].as_array().expect("a list");
@@ -187,7 +193,7 @@ impl Replay {
             assert_eq!(row.get::<_, &str>("lock_id"), ours.expose(), "{case}");
             let lived = row.get::<_, i64>("expires_at_ms") - row.get::<_, i64>("acquired_at_ms");
             let theirs = number(wanted, "expires_at_ms") - number(wanted, "acquired_at_ms");
-            // An extend counts from its own moment, some milliseconds after the acquire.
+            // An extend counts from its own time, some milliseconds after the acquire.
             let slack = if text(case, "step") == "extend" { 10_000 } else { 0 };
             assert!((lived - theirs).abs() <= slack, "{lived} and {theirs} ms: {case}");
         }

@@ -1,5 +1,5 @@
-//! The notifications of the PostgreSQL backend: how many markers there are, what a marker that fails
-//! does, and what is left of a notification when its process ends.
+//! The notifications of the PostgreSQL backend: how many markers there are, what happens if a
+//! marker fails, and whether a notification is sent if its process ends.
 #![cfg(feature = "postgres")]
 
 mod servers;
@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use servers::{cycle, eventually, grant, key, waiter, woken};
+use syncguard::backend::{ReleaseRequest, hash_key};
 use syncguard::postgres::tokio_postgres::{self, AsyncMessage, Client, NoTls};
 use syncguard::postgres::{ClientPool, Loan, PooledClient, PostgresConfig};
-use syncguard::{AnyBackend, LockBackend, PostgresBackend, Release, ReleaseRequest, hash_key};
+use syncguard::{AnyBackend, LockBackend, PostgresBackend, ReleaseOutcome};
 use test_support::{PostgresOptions, PostgresServer};
 
 fn config(url: &str) -> PostgresConfig {
@@ -32,13 +33,13 @@ async fn raw(server: &PostgresServer) -> Client {
     client
 }
 
-/// How many markers there are in the server's lock table.
+/// Returns the number of markers in the server's lock table.
 async fn markers(client: &Client) -> i64 {
     let count = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2";
     client.query_one(count, &[]).await.expect("works").get(0)
 }
 
-/// A client that writes down what it is notified of.
+/// Returns a client that listens, and the notifications that it receives.
 async fn listening(server: &PostgresServer) -> (Client, Arc<Mutex<Vec<String>>>) {
     let (client, mut connection) =
         tokio_postgres::connect(&server.url(), NoTls).await.expect("connects");
@@ -60,7 +61,7 @@ async fn listening(server: &PostgresServer) -> (Client, Arc<Mutex<Vec<String>>>)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn thousands_of_awaited_keys_leave_the_lock_table_to_others() {
+async fn thousands_of_awaited_keys_do_not_fill_the_lock_table() {
     let options = PostgresOptions::default().with([
         "fsync = off",
         "max_connections = 20",
@@ -71,18 +72,18 @@ async fn thousands_of_awaited_keys_leave_the_lock_table_to_others() {
     let client = raw(&server).await;
     let mut waiting = Vec::new();
     for number in 0..3_000 {
-        let wake_ups = backend.wake_ups(&key(&format!("k{number}"))).await;
-        waiting.push(wake_ups.unwrap_or_else(|| panic!("no wake-ups of key {number}")));
+        let subscription = backend.subscribe(&key(&format!("k{number}"))).await;
+        waiting.push(subscription.unwrap_or_else(|| panic!("no subscription to key {number}")));
     }
     let count = markers(&client).await;
     assert!(count <= 100, "{count} markers");
-    // Both those that have a marker of their own and those that have none are woken.
+    // Keys with their own marker and keys without one are both notified.
     for number in [0, 63, 64, 65, 2_999] {
-        let wake_ups = &mut waiting[number];
-        wake_ups.mark_seen();
+        let subscription = &mut waiting[number];
+        subscription.mark_seen();
         cycle(&there, &format!("k{number}")).await.expect("works");
-        let woken = tokio::time::timeout(Duration::from_secs(10), wake_ups.woken()).await;
-        woken.unwrap_or_else(|_| panic!("key {number} was not woken"));
+        let woken = tokio::time::timeout(Duration::from_secs(10), subscription.notified()).await;
+        woken.unwrap_or_else(|_| panic!("key {number} was not notified"));
     }
     waiting.clear();
     eventually("the markers are gone", async || markers(&client).await == 0).await;
@@ -97,17 +98,17 @@ async fn a_release_notifies_only_while_its_key_is_awaited() {
     for _ in 0..5 {
         cycle(&backend, "quiet").await.expect("works");
     }
-    let wake_ups = backend.wake_ups(&key("awaited")).await.expect("offered");
+    let subscription = backend.subscribe(&key("awaited")).await.expect("offered");
     cycle(&backend, "quiet").await.expect("works");
     cycle(&backend, "awaited").await.expect("works");
     let awaited = hash_key("awaited").to_string();
     eventually("notified", async || heard.lock().expect("no panic").contains(&awaited)).await;
     assert_eq!(heard.lock().expect("no panic").as_slice(), [awaited]);
-    drop((wake_ups, client));
+    drop((subscription, client));
 }
 
-/// A stranger sits on the marker of one key for a while. The connection that listens is not to
-/// blame, and stays.
+/// Another session holds the marker of one key for a while. The connection that listens still
+/// works, and is kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_marker_that_fails_does_not_end_the_connection_that_listens() {
     let options = PostgresOptions::default().with(["fsync = off", "log_connections = on"]);
@@ -121,7 +122,7 @@ async fn a_marker_that_fails_does_not_end_the_connection_that_listens() {
         log.lines().filter(is_ours).count()
     };
     let stranger = raw(&server).await;
-    let _first = backend.wake_ups(&key("first")).await.expect("offered");
+    let _first = backend.subscribe(&key("first")).await.expect("offered");
     // The first number of the marker, which the server shows without its sign.
     let table = "SELECT classid::int8 FROM pg_locks WHERE locktype = 'advisory'";
     let table: i64 = stranger.query_one(table, &[]).await.expect("one marker").get(0);
@@ -130,25 +131,25 @@ async fn a_marker_that_fails_does_not_end_the_connection_that_listens() {
     stranger.batch_execute(&sit).await.expect("free");
     let before = opened();
     let leaving = async {
-        // The marker is given up after 1.6 s.
+        // Marking the key fails after 1.6 s.
         tokio::time::sleep(Duration::from_millis(2_300)).await;
         let leave = format!("SELECT pg_advisory_unlock({table}, hashtext('second'))");
         stranger.batch_execute(&leave).await.expect("held");
     };
     let second = key("second");
-    let (_second, ()) = tokio::join!(backend.wake_ups(&second), leaving);
+    let (_second, ()) = tokio::join!(backend.subscribe(&second), leaving);
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     let opened = opened() - before;
     assert!(opened <= 1, "{opened} connections were opened for one marker that failed");
-    let mut third = backend.wake_ups(&key("third")).await.expect("offered");
+    let mut third = backend.subscribe(&key("third")).await.expect("offered");
     third.mark_seen();
     cycle(&backend, "third").await.expect("works");
-    let woken = tokio::time::timeout(Duration::from_secs(10), third.woken()).await;
+    let woken = tokio::time::timeout(Duration::from_secs(10), third.notified()).await;
     woken.expect("the connection still listens");
 }
 
-/// A process that ends when its release has been answered: its runtime is gone at once, and what was
-/// only begun in it goes with it.
+/// A process that ends when its release has returned: its runtime ends at once, with all tasks that
+/// were only started.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_notifies_even_if_its_process_ends_right_after() {
     let options = PostgresOptions::default().with(["fsync = off"]);
@@ -166,9 +167,12 @@ async fn a_release_notifies_even_if_its_process_ends_right_after() {
                 let backend = connect(&url).await;
                 let (request, _) = grant(&backend, &held).await;
                 holds.send(()).expect("the test waits");
-                may_end.recv().expect("the test goes on");
+                may_end.recv().expect("the test continues");
                 let release = ReleaseRequest::new(request.lock_id());
-                assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+                assert_eq!(
+                    backend.release(&release).await.expect("works"),
+                    ReleaseOutcome::Released
+                );
             });
         });
         is_held.await.expect("held");
@@ -184,28 +188,29 @@ async fn a_release_notifies_even_if_its_process_ends_right_after() {
     }
 }
 
-/// A notification that cannot be sent at once goes in the background, and `quiesce` waits for it.
+/// A notification that cannot be sent at once is sent in the background, and `quiesce` waits for
+/// it.
 #[tokio::test(flavor = "multi_thread")]
 async fn quiesce_waits_for_notifications_that_could_not_be_sent_at_once() {
     let options = PostgresOptions::default().with(["fsync = off"]);
     let Some(server) = PostgresServer::start(&options) else { return };
     let backend = connect(&server.url()).await;
     let (client, heard) = listening(&server).await;
-    // The caller's own pool: a connection must be waited for, and another task drives it.
+    // With the caller's own pool, the backend waits for a connection that another task drives.
     let pooled = PostgresConfig::from_pool(SlowPool { url: server.url() });
     let pooled = PostgresBackend::connect(pooled).await.expect("connects");
-    let _wake_ups = backend.wake_ups(&key("k")).await.expect("offered");
+    let _wake_ups = backend.subscribe(&key("k")).await.expect("offered");
     let expected = hash_key("k").to_string();
     let (request, _) = grant(&pooled, "k").await;
     let release = ReleaseRequest::new(request.lock_id());
-    assert_eq!(pooled.release(&release).await.expect("works"), Release::Released);
+    assert_eq!(pooled.release(&release).await.expect("works"), ReleaseOutcome::Released);
     AnyBackend::new(pooled).quiesce().await;
-    // Whatever was committed before this is delivered with it.
+    // Notifications that were committed before this statement are delivered with its answer.
     client.batch_execute("SELECT 1").await.expect("works");
     assert_eq!(heard.lock().expect("no panic").as_slice(), [expected]);
 }
 
-/// Opens a connection for every operation, and takes its time.
+/// Slowly opens a connection for every operation.
 struct SlowPool {
     url: String,
 }

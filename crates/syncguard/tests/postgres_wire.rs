@@ -1,6 +1,6 @@
-//! The tables of the TypeScript implementation: ours are the same column by column, and the two are
-//! peers in one database. Its side is played by its statements, from the description of its wire
-//! format.
+//! The tables of the TypeScript implementation: ours are the same column by column, and both can
+//! use one database together. Its side is played by its statements, from the description of its
+//! wire format.
 #![cfg(feature = "postgres")]
 
 use std::sync::Arc;
@@ -8,11 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, ExtendRequest, ReleaseRequest, TimeAuthority,
+};
 use syncguard::postgres::PostgresConfig;
 use syncguard::postgres::tokio_postgres::{self, Client, NoTls, Transaction};
 use syncguard::{
-    Absence, Acquire, AcquireRequest, Extend, ExtendRequest, Key, LockBackend, LockId,
-    PostgresBackend, Release, ReleaseRequest, TimeAuthority, Ttl, diagnostics,
+    ExtendOutcome, Key, LockBackend, LockId, NotHeldReason, PostgresBackend, ReleaseOutcome, Ttl,
+    diagnostics,
 };
 use test_support::{PostgresOptions, PostgresServer};
 
@@ -58,7 +61,7 @@ impl TypeScript {
         transaction.query_one(NOW, &[]).await.expect("works").get(0)
     }
 
-    /// The fence, unless the key is locked.
+    /// Returns the fence, or `None` if the key is locked.
     async fn acquire(&mut self, key: &str, lock_id: &str, ttl_ms: i64) -> Option<i64> {
         let transaction = self.client.transaction().await.expect("works");
         let turn = "SELECT pg_advisory_xact_lock(hashtext($1))";
@@ -104,7 +107,7 @@ impl TypeScript {
         true
     }
 
-    /// Extends, and takes its time between reading and writing.
+    /// Extends, with a pause between reading and writing.
     async fn extend_slowly(&mut self, lock_id: &str, ttl_ms: i64, pause: Duration) -> bool {
         let transaction = self.client.transaction().await.expect("works");
         let now = Self::now(&transaction).await;
@@ -128,7 +131,7 @@ impl TypeScript {
 async fn the_schema_is_that_of_the_vectors() {
     let Some(server) = start() else { return };
     let backend = connect(&server).await;
-    // Again changes nothing.
+    // A second call changes nothing.
     backend.setup_schema().await.expect("works");
     let client = raw(&server).await;
     let columns = client
@@ -184,27 +187,32 @@ async fn capabilities_are_those_of_the_specification() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_lock_is_told_from_one_that_never_was() {
+async fn expired_and_not_found_are_distinguished() {
     let Some(server) = start() else { return };
     let (backend, client) = (connect(&server).await, raw(&server).await);
     let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
     let never = LockId::parse("AAAAAAAAAAAAAAAAAAAAAA").expect("valid");
-    assert!(matches!(backend.acquire(&request).await.expect("works"), Acquire::Acquired(_)));
+    assert!(matches!(backend.acquire(&request).await.expect("works"), AcquireOutcome::Acquired(_)));
     let expire = "UPDATE syncguard_locks SET expires_at_ms = expires_at_ms - 600000";
     client.batch_execute(expire).await.expect("works");
-    for (id, reason) in [(request.lock_id(), Absence::Expired), (never, Absence::NotFound)] {
+    for (id, reason) in
+        [(request.lock_id(), NotHeldReason::Expired), (never, NotHeldReason::NotFound)]
+    {
         let extended = backend.extend(&ExtendRequest::new(id, Ttl::DEFAULT)).await;
         let extended = extended.expect("works");
-        assert!(matches!(extended, Extend::NotHeld(found) if found == reason), "{extended:?}");
+        assert!(
+            matches!(extended, ExtendOutcome::NotHeld(found) if found == reason),
+            "{extended:?}"
+        );
         let released = backend.release(&ReleaseRequest::new(id)).await.expect("works");
-        assert_eq!(released, Release::NotHeld(reason));
+        assert_eq!(released, ReleaseOutcome::NotHeld(reason));
     }
 }
 
-/// The server's clock is an hour ahead of ours. Everything that is stored, answered or judged is by
-/// the server's.
+/// The server's clock is an hour ahead of ours. All times that are stored, returned or compared
+/// come from the server.
 #[tokio::test(flavor = "multi_thread")]
-async fn times_are_those_of_the_server() {
+async fn all_times_come_from_the_servers_clock() {
     let Some(server) = start() else { return };
     drop(connect(&server).await);
     let client = raw(&server).await;
@@ -222,7 +230,7 @@ async fn times_are_those_of_the_server() {
     };
     let request = AcquireRequest::new(key("k"), ttl(30_000)).expect("randomness");
     let outcome = backend.acquire(&request).await.expect("works");
-    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+    let AcquireOutcome::Acquired(lease) = outcome else { panic!("{outcome:?}") };
     assert!(is_hour_ahead(lease.expires_at().as_millis()), "the answer of an acquire");
     let stored = async || -> (u64, u64) {
         let row = client.query_one("SELECT * FROM syncguard_locks", &[]).await.expect("one row");
@@ -230,23 +238,23 @@ async fn times_are_those_of_the_server() {
         (time("acquired_at_ms"), time("expires_at_ms"))
     };
     let (acquired_at, expires_at) = stored().await;
-    assert_eq!(expires_at, lease.expires_at().as_millis(), "what was answered is what is stored");
+    assert_eq!(expires_at, lease.expires_at().as_millis(), "the stored expiry is the returned one");
     assert_eq!(expires_at - acquired_at, 30_000);
     let extend = ExtendRequest::new(request.lock_id(), ttl(60_000));
     let outcome = backend.extend(&extend).await.expect("works");
-    let Extend::Extended(extension) = outcome else { panic!("{outcome:?}") };
+    let ExtendOutcome::Extended(extension) = outcome else { panic!("{outcome:?}") };
     assert!(is_hour_ahead(extension.expires_at().as_millis()), "the answer of an extend");
     assert_eq!(stored().await.1, extension.expires_at().as_millis());
     assert!(backend.is_locked(&key("k")).await.expect("works"), "judged by the same clock");
-    // Alive by our clock for nearly an hour, dead by the server's.
+    // Live by our clock for nearly an hour, dead by the server's.
     let past = "UPDATE syncguard_locks SET expires_at_ms = expires_at_ms - 120000";
     client.batch_execute(past).await.expect("works");
     assert!(!backend.is_locked(&key("k")).await.expect("works"), "judged by the same clock");
     let released = backend.release(&ReleaseRequest::new(request.lock_id())).await.expect("works");
-    assert_eq!(released, Release::NotHeld(Absence::Expired));
+    assert_eq!(released, ReleaseOutcome::NotHeld(NotHeldReason::Expired));
     let next = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
     let outcome = backend.acquire(&next).await.expect("works");
-    assert!(matches!(outcome, Acquire::Acquired(_)), "{outcome:?}");
+    assert!(matches!(outcome, AcquireOutcome::Acquired(_)), "{outcome:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -258,16 +266,16 @@ async fn each_side_sees_releases_and_extends_the_others_locks() {
     assert_eq!(theirs.acquire("k", their_id, 30_000).await, Some(1));
     let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
     let outcome = backend.acquire(&request).await.expect("works");
-    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{outcome:?}");
     let found = diagnostics::get_by_key_raw(&backend, &key("k")).await.expect("works");
     assert_eq!(found.expect("held").lock_id.expose(), their_id);
     let their_lock = LockId::parse(their_id).expect("valid");
     let extended = backend.extend(&ExtendRequest::new(their_lock, ttl(60_000))).await;
-    assert!(matches!(extended.expect("works"), Extend::Extended(_)));
+    assert!(matches!(extended.expect("works"), ExtendOutcome::Extended(_)));
     let released = backend.release(&ReleaseRequest::new(their_lock)).await.expect("works");
-    assert_eq!(released, Release::Released);
+    assert_eq!(released, ReleaseOutcome::Released);
     let outcome = backend.acquire(&request).await.expect("works");
-    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+    let AcquireOutcome::Acquired(lease) = outcome else { panic!("{outcome:?}") };
     assert_eq!(lease.fence().get(), 2, "one counter for both");
     assert_eq!(theirs.acquire("k", their_id, 30_000).await, None);
     let our_id = request.lock_id();
@@ -315,12 +323,17 @@ async fn both_sides_exclude_each_other_in_parallel() {
             let mut granted = 0;
             for _ in 0..150 {
                 let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
-                if let Acquire::Acquired(lease) = backend.acquire(&request).await.expect("works") {
+                if let AcquireOutcome::Acquired(lease) =
+                    backend.acquire(&request).await.expect("works")
+                {
                     enter(lease.fence().get());
                     tokio::task::yield_now().await;
                     holders.fetch_sub(1, Ordering::SeqCst);
                     let release = ReleaseRequest::new(request.lock_id());
-                    assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+                    assert_eq!(
+                        backend.release(&release).await.expect("works"),
+                        ReleaseOutcome::Released
+                    );
                     granted += 1;
                 }
             }
@@ -334,10 +347,10 @@ async fn both_sides_exclude_each_other_in_parallel() {
     assert_eq!(last.load(Ordering::SeqCst), granted, "every fence was granted once");
 }
 
-/// The defect B1 of the reference: an extend that lasts across the expiry and an acquire both win.
-/// Ours waits for the row and sees the extension.
+/// Defect B1 of the TypeScript implementation: an extend that lasts past the expiry and an acquire
+/// both succeed. Our acquire waits for the row and sees the extension.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_acquire_waits_for_an_extend_that_is_under_way() {
+async fn an_acquire_waits_for_an_extend_in_progress() {
     let Some(server) = start() else { return };
     let backend = connect(&server).await;
     let mut theirs = TypeScript { client: raw(&server).await };
@@ -350,11 +363,11 @@ async fn an_acquire_waits_for_an_extend_that_is_under_way() {
     tokio::time::sleep(Duration::from_millis(1600)).await;
     let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
     let outcome = backend.acquire(&request).await.expect("works");
-    assert!(extending.await.expect("no panic"), "they were told that it is theirs");
-    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    assert!(extending.await.expect("no panic"), "their extend succeeded");
+    assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{outcome:?}");
 }
 
-/// The defect B2: waiting must not eat the time to live.
+/// Defect B2 of the TypeScript implementation: waiting must not reduce the TTL.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_expiry_counts_from_after_the_wait() {
     let Some(server) = start() else { return };
@@ -370,7 +383,7 @@ async fn the_expiry_counts_from_after_the_wait() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     blocker.batch_execute("COMMIT").await.expect("works");
     let outcome = acquiring.await.expect("no panic").expect("works");
-    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+    let AcquireOutcome::Acquired(lease) = outcome else { panic!("{outcome:?}") };
     let now: i64 = blocker.query_one(NOW, &[]).await.expect("works").get(0);
     let left = i64::try_from(lease.expires_at().as_millis()).expect("small") - now;
     assert!(left > 700, "{left} ms are left of 1500");

@@ -1,5 +1,5 @@
-//! The Redis backend on real servers: the conformance kit, faults, and the TypeScript
-//! implementation as a peer.
+//! The conformance kit on real Redis servers: standalone, a Cluster, through the fault proxy, with
+//! long prefixes and on the caller's own connection.
 #![cfg(all(feature = "redis", feature = "conformance"))]
 
 use std::sync::{Arc, LazyLock};
@@ -8,14 +8,14 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands, Client};
 use serde_json::{Value, json};
+use syncguard::backend::{KeySpace, Layer};
 use syncguard::conformance::{Fixture, RawLock};
 use syncguard::redis::RedisConfig;
-use syncguard::{
-    AnyBackend, Fence, Key, KeySpace, Layer, LockId, RedisBackend, TelemetryLayer, TracingSink,
-};
+use syncguard::telemetry::{TelemetryLayer, TracingSink};
+use syncguard::{AnyBackend, Fence, Key, LockId, RedisBackend};
 use test_support::{Fault, Proxy, RedisCluster, RedisOptions, RedisServer};
 
-/// One server for all cases of the kit; they use keys of their own.
+/// One server for all cases of the kit; each uses its own keys.
 static SERVER: LazyLock<Option<RedisServer>> =
     LazyLock::new(|| RedisServer::start(&RedisOptions::default()));
 
@@ -24,9 +24,9 @@ static CLUSTER: LazyLock<Option<RedisCluster>> = LazyLock::new(|| RedisCluster::
 struct RedisFixture {
     config: RedisConfig,
     space: KeySpace,
-    /// To the server that has the records.
+    /// A connection to the server that has the records.
     raw: MultiplexedConnection,
-    /// Between the backend and the server, if there is one.
+    /// The proxy between the backend and the server, if there is one.
     _proxy: Option<Proxy>,
 }
 
@@ -50,7 +50,7 @@ impl RedisFixture {
         Self::new(config, &cluster.nodes()[cluster.node_of(prefix)], prefix).await
     }
 
-    /// On the shared server, through a proxy that takes its time.
+    /// On the shared server, through a slow proxy.
     async fn through_proxy() -> Self {
         let server = SERVER.as_ref().expect("checked by every test");
         let proxy = Proxy::start(server.port()).await;
@@ -60,7 +60,7 @@ impl RedisFixture {
         Self { _proxy: Some(proxy), ..Self::new(config, server, "proxied").await }
     }
 
-    /// On the shared server, by a connection of the caller's own.
+    /// On the shared server, with the caller's own connection.
     async fn by_connection() -> Self {
         let server = SERVER.as_ref().expect("checked by every test");
         let config = RedisConfig::from_connection(connection(server).await);
@@ -152,7 +152,7 @@ impl Fixture for RedisFixture {
     }
 
     async fn knows_id(&self, lock_id: &LockId) -> bool {
-        // The mark of an undo leads nowhere.
+        // The marker of an undo is empty.
         self.get(&self.index_key(lock_id)).await.is_some_and(|lock_key| !lock_key.is_empty())
     }
 

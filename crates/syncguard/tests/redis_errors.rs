@@ -1,5 +1,5 @@
-//! What the Redis backend says when something goes wrong: the Redis column of the table of errors, row
-//! by row, with its context; refusals while connecting; and deadlines.
+//! The errors of the Redis backend: the Redis column of the error table, row by row, with the
+//! context of each error; refusals while connecting; and deadlines.
 #![cfg(feature = "redis")]
 
 mod redis_fake;
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use redis_fake::FakeRedis;
 use servers::{eventually, grant, key, request};
-use syncguard::redis::RedisConfig;
-use syncguard::{
-    Acquire, AcquireRequest, Error, ErrorCode, Extend, ExtendRequest, LockBackend, RedisBackend,
-    ReleaseRequest, TimeAuthority, Timestamp, Ttl,
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, ExtendRequest, ReleaseRequest, TimeAuthority,
 };
+use syncguard::redis::RedisConfig;
+use syncguard::{Error, ErrorCode, ExtendOutcome, LockBackend, RedisBackend, Timestamp, Ttl};
 use test_support::{RedisOptions, RedisServer};
 
-/// Every code of the table that a server can answer, with our code for it. None of them has changed
-/// anything, but for what nobody knows.
+/// Every error code in the table that a server can return, our code for it, and whether the
+/// operation may have taken effect.
 const TABLE: [(&str, ErrorCode, bool); 21] = [
     ("LOADING", ErrorCode::ServiceUnavailable, false),
     ("BUSY", ErrorCode::ServiceUnavailable, false),
@@ -35,7 +35,7 @@ const TABLE: [(&str, ErrorCode, bool); 21] = [
     ("OOM", ErrorCode::RateLimited, false),
     ("WRONGTYPE", ErrorCode::InvalidArgument, false),
     ("CROSSSLOT", ErrorCode::InvalidArgument, false),
-    // A script of ours that the server does not understand is a defect, not input.
+    // A script that the server does not understand is a defect, not an invalid argument.
     ("ERR", ErrorCode::Internal, true),
     ("SYNTAX", ErrorCode::Internal, true),
     ("UNKILLABLE", ErrorCode::Internal, true),
@@ -68,11 +68,11 @@ async fn errors(backend: &RedisBackend) -> Vec<(&'static str, Error)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_row_of_the_table_by_its_code_and_with_its_context() {
+async fn every_row_of_the_table_has_its_code_and_context() {
     let fake = FakeRedis::start().await;
     let backend = connect(&url(&fake)).await.expect("connects");
     for (code, expected, may_have_taken_effect) in TABLE {
-        // The words say something else: only the code counts.
+        // The text suggests another error: only the code counts.
         let words = "OOM timeout max number of clients canary 127.0.0.1:1";
         fake.answer("EVALSHA", format!("-{code} {words}\r\n"));
         for (place, (operation, error)) in errors(&backend).await.into_iter().enumerate() {
@@ -89,9 +89,9 @@ async fn every_row_of_the_table_by_its_code_and_with_its_context() {
     }
 }
 
-/// Refusals while connecting: what the person has to look at is in the configuration.
+/// A refusal while connecting means that the configuration is wrong.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_while_connecting_says_what_to_check() {
+async fn a_refusal_while_connecting_names_what_to_check() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let error = connect(&server.url().replace("/0", "/99")).await.expect_err("no such database");
     assert_eq!(error.code(), ErrorCode::InvalidArgument, "{error:?}");
@@ -114,7 +114,7 @@ async fn a_refusal_while_connecting_says_what_to_check() {
         assert_eq!(error.code(), expected, "{answer}: {error:?}");
         assert!(!error.may_have_taken_effect(), "{answer}");
     }
-    // The same when the connection is made again later, during an operation.
+    // The same applies when the backend reconnects during an operation.
     let fake = FakeRedis::start().await;
     let backend = connect(&url(&fake)).await.expect("connects");
     fake.answer("EVALSHA", "-NOAUTH again\r\n");
@@ -126,15 +126,15 @@ async fn a_refusal_while_connecting_says_what_to_check() {
     assert_eq!(error.operation(), Some("acquire"));
 }
 
-/// What is no code: refused, reset, closed, no such host, no answer.
+/// Errors without a code: refused, reset, closed, unknown host, no answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn trouble_without_a_code_has_its_row_too() {
+async fn errors_without_a_code_have_rows_too() {
     let closed = {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         listener.local_addr().expect("bound").port()
     };
     for host in [&format!("127.0.0.1:{closed}"), "no-such-host.invalid:6379"] {
-        let error = connect(&format!("redis://{host}/0")).await.expect_err("nobody there");
+        let error = connect(&format!("redis://{host}/0")).await.expect_err("no server");
         assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{host}: {error:?}");
         assert!(!error.may_have_taken_effect(), "{host}");
     }
@@ -156,7 +156,7 @@ async fn trouble_without_a_code_has_its_row_too() {
     }
 }
 
-/// Everything that no lock needs has a deadline, also on a connection that has none of its own.
+/// Calls that no lock needs have a deadline, even on a connection that has none.
 #[tokio::test(flavor = "multi_thread")]
 async fn probes_and_inspections_have_a_deadline() {
     let fake = FakeRedis::start().await;
@@ -169,22 +169,22 @@ async fn probes_and_inspections_have_a_deadline() {
         let done = tokio::time::timeout(Duration::from_secs(20), work).await;
         done.unwrap_or_else(|_elapsed| panic!("{what} has no deadline"));
     };
-    // The questions of `connect` are not answered at all.
+    // The server does not answer what `connect` asks.
     fake.answer("INFO", "");
     fake.answer("CONFIG", "");
     let (sender, mut backend) = tokio::sync::oneshot::channel();
     let connecting = async move { drop(sender.send(RedisBackend::connect(config).await)) };
     in_time("connect", &mut Box::pin(connecting)).await;
-    let backend = backend.try_recv().expect("connected").expect("what cannot be asked is unknown");
-    let inspector = backend.inspector().expect("Redis has one");
-    in_time("advice", &mut Box::pin(async { drop(inspector.advice().await) })).await;
+    let backend = backend.try_recv().expect("connected").expect("missing answers are not an error");
+    let admin = backend.admin().expect("Redis has one");
+    in_time("findings", &mut Box::pin(async { drop(admin.findings().await) })).await;
     fake.answer("EVALSHA", "");
     let list = async {
-        let error = inspector.list(None).await.expect_err("no answer");
+        let error = admin.list(None).await.expect_err("no answer");
         assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
     };
     in_time("list", &mut Box::pin(list)).await;
-    // A server that accepts and says nothing at all: one connect timeout, not several in a row.
+    // A server that accepts and never answers costs one connect timeout, not several in a row.
     let mute = FakeRedis::start().await;
     mute.answer("HELLO", "");
     let config = RedisConfig::from_url(&url(&mute)).expect("a URL");
@@ -194,8 +194,8 @@ async fn probes_and_inspections_have_a_deadline() {
     assert!(started.elapsed() < Duration::from_millis(3900), "{:?}", started.elapsed());
 }
 
-/// By hand: in `unshare -m`, bind a resolv.conf over /etc/resolv.conf whose name server is a UDP
-/// socket that does not answer.
+/// To run it by hand, use `unshare -m` and bind over /etc/resolv.conf a file whose name server is a
+/// UDP socket that does not answer.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a name server that does not answer"]
 async fn looking_up_a_name_has_a_deadline() {
@@ -207,9 +207,9 @@ async fn looking_up_a_name_has_a_deadline() {
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
 }
 
-/// A connection that was given up while the server owed it an answer is closed in the end.
+/// A connection that was abandoned while an answer was outstanding is closed eventually.
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_that_were_given_up_are_closed() {
+async fn abandoned_connections_are_closed() {
     let fake = FakeRedis::start().await;
     let config = RedisConfig::from_url(&url(&fake)).expect("a URL");
     let config = config.response_timeout(Duration::from_millis(300));
@@ -222,18 +222,18 @@ async fn connections_that_were_given_up_are_closed() {
     eventually("closed", async || fake.connections() <= 1).await;
     fake.answer("EVALSHA", "*2\r\n:0\r\n:1000\r\n");
     let outcome = backend.acquire(&request("k")).await.expect("works");
-    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{outcome:?}");
 }
 
-/// The expiry is made by the server when the script runs: a server that stood still after the request
-/// was sent counts from when it went on. A time that the client had put in would be over by then.
+/// The server computes the expiry when the script runs: if it is paused after the request was sent,
+/// the TTL counts from when it resumes. A time from the client would be in the past by then.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_expiry_comes_from_the_clock_of_the_server() {
+async fn the_expiry_comes_from_the_servers_clock() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let config = RedisConfig::from_url(&server.url()).expect("a URL");
     let config = config.response_timeout(Duration::from_secs(30));
     let backend = RedisBackend::connect(config).await.expect("connects");
-    // The scripts are known, so that one request is all there is.
+    // Load the scripts, so that each call is one request.
     let (warm, _) = grant(&backend, "warm").await;
     drop(backend.extend(&ExtendRequest::new(warm.lock_id(), Ttl::DEFAULT)).await.expect("works"));
     let standing_still = async |work: tokio::task::JoinHandle<Timestamp>| {
@@ -248,7 +248,7 @@ async fn the_expiry_comes_from_the_clock_of_the_server() {
         let (backend, request) = (backend.clone(), request.clone());
         async move {
             match backend.acquire(&request).await.expect("works") {
-                Acquire::Acquired(lease) => lease.expires_at(),
+                AcquireOutcome::Acquired(lease) => lease.expires_at(),
                 other => panic!("{other:?}"),
             }
         }
@@ -261,14 +261,14 @@ async fn the_expiry_comes_from_the_clock_of_the_server() {
         let backend = backend.clone();
         async move {
             match backend.extend(&extend).await.expect("works") {
-                Extend::Extended(extension) => extension.expires_at(),
-                Extend::NotHeld(why) => panic!("{why:?}"),
+                ExtendOutcome::Extended(extension) => extension.expires_at(),
+                ExtendOutcome::NotHeld(why) => panic!("{why:?}"),
             }
         }
     });
     let (expires, earliest) = standing_still(work).await;
     assert!(expires >= earliest, "extend: {expires:?} before {earliest:?}");
-    // And what is stored is what was answered.
+    // The stored expiry is the one that was returned.
     let stored = server.cli(&["GET", "syncguard:k"]);
     assert!(stored.contains(&expires.as_millis().to_string()), "{stored}");
 }

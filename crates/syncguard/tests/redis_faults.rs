@@ -1,5 +1,5 @@
-//! The Redis backend when things go wrong: crashes, pauses, cut connections, flushed scripts, and
-//! everything that a person can get wrong.
+//! Faults of the Redis backend: crashes, pauses, cut connections, flushed scripts and wrong
+//! configurations.
 #![cfg(feature = "redis")]
 
 mod servers;
@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use redis::{AsyncCommands, Client};
 use servers::{a_dead_path_costs_no_renewed_lock, eventually, key, resets, woken};
+use syncguard::backend::{AcquireOutcome, AcquireRequest, ReleaseRequest};
 use syncguard::redis::RedisConfig;
 use syncguard::{
-    Acquire, AcquireRequest, ErrorCode, LockBackend, LockOptions, Locker, LostReason, RedisBackend,
-    Release, ReleaseRequest, RetryPolicy, Ttl,
+    ErrorCode, LockBackend, LockOptions, Locker, LostReason, RedisBackend, ReleaseOutcome,
+    RetryPolicy, Ttl,
 };
 use test_support::{Fault, Proxy, RedisOptions, RedisServer};
 
@@ -39,14 +40,14 @@ async fn no_fence_repeats_after_a_crash_with_aof() {
         for _ in 0..20 {
             let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
             let outcome = backend.acquire(&request).await.expect("works");
-            let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+            let AcquireOutcome::Acquired(lease) = outcome else { panic!("{outcome:?}") };
             assert!(lease.fence().get() > last);
             last = lease.fence().get();
             let release = ReleaseRequest::new(request.lock_id());
-            assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+            assert_eq!(backend.release(&release).await.expect("works"), ReleaseOutcome::Released);
         }
         server.crash_and_restart();
-        // The backend connects again by itself.
+        // The backend reconnects by itself.
         eventually("the backend is back", async || backend.is_locked(&key("k")).await.is_ok())
             .await;
     }
@@ -58,9 +59,10 @@ async fn a_lock_survives_a_crash_with_aof_and_its_holder_can_release_it() {
     let options = LockOptions::default().ttl(ttl(20_000)).renew();
     let locker = Locker::builder(connect(&server.url()).await).options(options).build();
     let locker = locker.expect("in a runtime");
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     server.crash_and_restart();
-    eventually("released", async || matches!(guard.release().await, Ok(Release::Released))).await;
+    eventually("released", async || matches!(guard.release().await, Ok(ReleaseOutcome::Released)))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -78,7 +80,7 @@ async fn a_paused_server_is_a_timeout_and_the_lock_applied_meanwhile_is_undone()
     server.resume();
     eventually("the undo has come through", async || {
         let request = AcquireRequest::new(key("k"), ttl(1000)).expect("randomness");
-        matches!(backend.acquire(&request).await, Ok(Acquire::Acquired(_)))
+        matches!(backend.acquire(&request).await, Ok(AcquireOutcome::Acquired(_)))
     })
     .await;
 }
@@ -89,9 +91,9 @@ async fn an_undo_that_overtakes_its_acquire_is_final() {
     let backend = connect(&server.url()).await;
     let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
     let undone = backend.release(&ReleaseRequest::undo(&request)).await.expect("works");
-    assert!(matches!(undone, Release::NotHeld(_)), "{undone:?}");
+    assert!(matches!(undone, ReleaseOutcome::NotHeld(_)), "{undone:?}");
     let late = backend.acquire(&request).await.expect("works");
-    assert!(matches!(late, Acquire::Spent), "{late:?}");
+    assert!(matches!(late, AcquireOutcome::AlreadyUsed), "{late:?}");
     assert!(!backend.is_locked(&key("k")).await.expect("works"));
 }
 
@@ -113,7 +115,7 @@ async fn a_black_hole_is_a_typed_timeout_and_heals() {
         proxy.set(fault);
         let started = Instant::now();
         let request = AcquireRequest::new(key("k"), ttl(1000)).expect("randomness");
-        let error = backend.acquire(&request).await.expect_err("nobody answers");
+        let error = backend.acquire(&request).await.expect_err("no answer");
         assert!(error.is_retryable(), "{fault:?}: {error:?}");
         assert!(started.elapsed() < Duration::from_secs(6), "{fault:?} does not hang");
         proxy.set(Fault::None);
@@ -144,11 +146,11 @@ async fn flushed_scripts_are_sent_again_and_grant_once() {
                     let request =
                         AcquireRequest::new(key.clone(), Ttl::DEFAULT).expect("randomness");
                     let outcome = backend.acquire(&request).await.expect("works");
-                    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+                    let AcquireOutcome::Acquired(lease) = outcome else { panic!("{outcome:?}") };
                     assert_eq!(lease.fence().get(), fence, "granted exactly once each");
                     let release = ReleaseRequest::new(request.lock_id());
                     let released = backend.release(&release).await.expect("works");
-                    assert_eq!(released, Release::Released);
+                    assert_eq!(released, ReleaseOutcome::Released);
                 }
             })
         })
@@ -160,7 +162,7 @@ async fn flushed_scripts_are_sent_again_and_grant_once() {
     flushing.await.expect("no panic");
 }
 
-/// The paused holder of the fencing guide: its write is refused by a script that knows the fence.
+/// The paused holder of the fencing guide: a script that compares fences refuses its write.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_write_of_a_paused_holder_is_refused_by_the_fence() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
@@ -189,20 +191,19 @@ async fn the_write_of_a_paused_holder_is_refused_by_the_fence() {
     assert_eq!(text, "current");
 }
 
-/// A restart cuts the subscription too; waiters are woken again afterwards, and never wait longer
-/// than the net meanwhile.
+/// A restart ends the subscription too; waiters are notified again afterwards.
 #[tokio::test(flavor = "multi_thread")]
-async fn wake_ups_come_back_after_a_restart() {
+async fn notifications_resume_after_a_restart() {
     let Some(mut server) = RedisServer::start(&RedisOptions::default().with_aof()) else { return };
     let backend = connect(&server.url()).await;
     let much_later = Duration::from_hours(1);
-    let retry = RetryPolicy { delay: much_later, ..RetryPolicy::default() };
+    let retry = RetryPolicy::default().delay(much_later);
     let options = LockOptions::default().timeout(Duration::from_secs(30)).retry(retry);
-    let options = options.ride_out_errors(true);
+    let options = options.retry_on_error(true);
     let waiter = Locker::builder(backend.clone()).options(options.clone());
     let waiter = waiter.poll_interval(much_later).build().expect("in a runtime");
     let holder = Locker::builder(backend).options(options).build().expect("in a runtime");
-    let mut guard = holder.lock("k").await.expect("free");
+    let guard = holder.lock("k").await.expect("free");
     let waiting = tokio::spawn(async move { waiter.lock("k").await.map(drop) });
     tokio::time::sleep(Duration::from_millis(200)).await;
     server.crash_and_restart();
@@ -224,7 +225,7 @@ async fn refused(url: &str) -> syncguard::Error {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_person_gets_wrong_has_a_code_and_no_password_in_it() {
+async fn configuration_errors_have_a_code_and_contain_no_password() {
     let password = "canary-password";
     let options = RedisOptions::default().with(["--requirepass", "right"]);
     let Some(server) = RedisServer::start(&options) else { return };
@@ -262,7 +263,7 @@ async fn what_a_person_gets_wrong_has_a_code_and_no_password_in_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_refuses_has_the_code_of_the_table() {
+async fn refusals_of_the_server_have_the_codes_of_the_table() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let backend = connect(&server.url()).await;
     let client = Client::open(server.url()).expect("a URL");
@@ -284,7 +285,7 @@ async fn a_server_that_refuses_has_the_code_of_the_table() {
     let error = backend.acquire(&acquire("k")).await.expect_err("no memory");
     assert_eq!(error.code(), ErrorCode::RateLimited, "{error:?}");
     let released = backend.release(&ReleaseRequest::new(held.lock_id())).await.expect("works");
-    assert_eq!(released, Release::Released, "a release needs no memory");
+    assert_eq!(released, ReleaseOutcome::Released, "a release needs no memory");
     set("maxmemory", "0").query_async::<()>(&mut raw).await.expect("works");
     // Too few replicas.
     set("min-replicas-to-write", "1").query_async::<()>(&mut raw).await.expect("works");
@@ -297,21 +298,21 @@ async fn a_server_that_refuses_has_the_code_of_the_table() {
     let on_replica = connect(&replica.url()).await;
     let error = on_replica.acquire(&acquire("k")).await.expect_err("read-only");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
-    // As many clients as it allows.
+    // maxclients reached.
     set("maxclients", "1").query_async::<()>(&mut raw).await.expect("works");
     let error = RedisBackend::connect(config(&server.url())).await.expect_err("full");
     assert_eq!(error.code(), ErrorCode::RateLimited, "{error:?}");
 }
 
-/// A user with exactly the rights of the documented ACL line can do everything; without the right to
-/// the channels, waiters poll.
+/// A user with exactly the documented ACL rules can do everything; without access to the channels,
+/// waiters poll.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_documented_acl_line_is_enough() {
+async fn the_documented_acl_rules_are_sufficient() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let client = Client::open(server.url()).expect("a URL");
     let mut raw = client.get_multiplexed_async_connection().await.expect("connects");
     let rights = "on >secret ~syncguard:* resetchannels -@all +evalsha +eval +get +set +del +incr \
-                  +decr +time +publish +subscribe +unsubscribe +ping +hello";
+                  +decr +time +publish +subscribe +unsubscribe +pubsub|numsub +ping +hello";
     for (user, channels) in [("full", "&syncguard:wake:*"), ("mute", "")] {
         let mut acl = redis::cmd("ACL");
         acl.arg("SETUSER").arg(user);
@@ -324,27 +325,27 @@ async fn the_documented_acl_line_is_enough() {
         let backend = connect(&url).await;
         let here = Locker::builder(backend.clone()).options(options.clone()).build();
         let there = Locker::builder(backend).options(options).build().expect("in a runtime");
-        let mut guard = here.expect("in a runtime").lock(user).await.expect("free");
+        let guard = here.expect("in a runtime").lock(user).await.expect("free");
         let waiting = tokio::spawn(async move { there.lock(user).await.map(drop) });
         tokio::time::sleep(Duration::from_millis(100)).await;
-        assert_eq!(guard.release().await.expect("works"), Release::Released);
+        assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
         waiting.await.expect("no panic").expect("acquired");
     }
     let url = format!("redis://full:secret@127.0.0.1:{}/0", server.port());
-    // Listing needs one right more.
+    // Listing needs one more permission.
     let backend = connect(&url).await;
-    let inspector = backend.inspector().expect("Redis has one");
-    let error = inspector.list(None).await.expect_err("no right to scan");
+    let admin = backend.admin().expect("Redis has one");
+    let error = admin.list(None).await.expect_err("no permission to scan");
     assert_eq!(error.code(), ErrorCode::AuthFailed, "{error:?}");
     redis::cmd("ACL")
         .arg(&["SETUSER", "full", "+scan"])
         .query_async::<()>(&mut raw)
         .await
         .expect("works");
-    assert!(inspector.list(None).await.is_ok());
+    assert!(admin.list(None).await.is_ok());
     let config = config(&url).prefix("elsewhere");
     let backend = RedisBackend::connect(config).await.expect("connects");
-    let error = backend.is_locked(&key("k")).await.expect_err("no right to these names");
+    let error = backend.is_locked(&key("k")).await.expect_err("no permission for these names");
     assert_eq!(error.code(), ErrorCode::AuthFailed, "{error:?}");
 }
 

@@ -1,5 +1,5 @@
-//! Locks on Redis that replicas must confirm: what happens when they do not, and when the undo fails
-//! too.
+//! Locks on Redis that replicas must confirm: what happens when they do not, and when the undo
+//! fails too.
 #![cfg(feature = "redis")]
 
 mod servers;
@@ -7,8 +7,9 @@ mod servers;
 use std::time::Duration;
 
 use servers::{eventually, key, request};
+use syncguard::backend::AcquireOutcome;
 use syncguard::redis::RedisConfig;
-use syncguard::{Acquire, ErrorCode, LockBackend, LockOptions, Locker, RedisBackend, Ttl};
+use syncguard::{ErrorCode, LockBackend, LockOptions, Locker, RedisBackend, Ttl};
 use test_support::{RedisOptions, RedisServer};
 
 const RIGHTS: &str = "on >secret ~* &* +@all";
@@ -26,14 +27,14 @@ async fn careful(server: &RedisServer) -> RedisBackend {
     RedisBackend::connect(config).await.expect("connects")
 }
 
-/// Takes the right to write from everybody once the lock is stored and its replicas are waited for.
-/// They do not confirm, and the undo is refused.
+/// Makes the server refuse writes once the lock is stored and waits for replicas. They do not
+/// confirm, and the undo is refused.
 async fn refuse_writes_once_stored(server: &RedisServer) {
     eventually("stored", async || server.cli(&["EXISTS", "syncguard:k"]).contains('1')).await;
     assert!(server.cli(&["CONFIG", "SET", "min-replicas-to-write", "1"]).contains("OK"));
 }
 
-/// A refusal of the undo alone would say "without effect", but the lock is there.
+/// The refused undo alone would be an error without effect, but the lock is stored.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_acquire_that_could_not_be_undone_may_have_taken_effect() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
@@ -42,7 +43,7 @@ async fn an_acquire_that_could_not_be_undone_may_have_taken_effect() {
     let backend = RedisBackend::connect(config).await.expect("connects");
     let request = request("k");
     let (answer, ()) = tokio::join!(backend.acquire(&request), refuse_writes_once_stored(&server));
-    let error = answer.expect_err("nobody confirms");
+    let error = answer.expect_err("no replica confirms");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
     assert!(backend.is_locked(&key("k")).await.expect("works"), "the undo was refused");
     assert!(error.may_have_taken_effect(), "{error:?}");
@@ -63,7 +64,7 @@ async fn an_acquire_whose_wait_is_refused_is_undone() {
 
 /// The locker undoes what the backend could not undo, as soon as that is possible.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_locker_goes_on_undoing_what_was_not_confirmed() {
+async fn a_locker_keeps_undoing_a_lock_that_was_not_confirmed() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let config = RedisConfig::from_url(&server.url()).expect("a URL");
     let config = config.wait_for_replicas(1, Duration::from_secs(3));
@@ -72,13 +73,13 @@ async fn a_locker_goes_on_undoing_what_was_not_confirmed() {
     let options = LockOptions::default().ttl(ttl).timeout(Duration::from_secs(20));
     let locker = Locker::builder(backend.clone()).options(options).build().expect("a runtime");
     let (answer, ()) = tokio::join!(locker.try_lock("k"), refuse_writes_once_stored(&server));
-    answer.expect_err("nobody confirms");
+    answer.expect_err("no replica confirms");
     assert!(backend.is_locked(&key("k")).await.expect("works"));
     assert!(server.cli(&["CONFIG", "SET", "min-replicas-to-write", "0"]).contains("OK"));
     eventually("undone", async || !backend.is_locked(&key("k")).await.expect("works")).await;
 }
 
-/// How many writes of a record a replica has received.
+/// Returns how many writes of a record a replica has received.
 fn received(replica: &RedisServer) -> u64 {
     let stats = replica.cli(&["INFO", "commandstats"]);
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_set:calls="));
@@ -86,9 +87,9 @@ fn received(replica: &RedisServer) -> u64 {
     count.map_or(0, |count| count.parse().expect("a number"))
 }
 
-/// From Redis 7.2 on, `WAIT` is about what its own connection wrote. A replay must therefore write:
-/// when it is answered, the replica has received the record once more, and what is stored stays as
-/// it was.
+/// From Redis 7.2 on, `WAIT` covers only the writes of its own connection, so a replay must write:
+/// when it returns, the replica has received the record once more, and the stored record is
+/// unchanged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_writes_so_that_replicas_confirm_the_lock_itself() {
     let Some(primary) = RedisServer::start(&RedisOptions::default()) else { return };
@@ -99,7 +100,7 @@ async fn a_replay_writes_so_that_replicas_confirm_the_lock_itself() {
     let careful = config.wait_for_replicas(1, Duration::from_secs(20));
     let backend = RedisBackend::connect(careful.clone()).await.expect("connects");
     let first = request("k");
-    let Acquire::Acquired(lease) = backend.acquire(&first).await.expect("confirmed") else {
+    let AcquireOutcome::Acquired(lease) = backend.acquire(&first).await.expect("confirmed") else {
         panic!("free")
     };
     let expiry = |server: &RedisServer| server.cli(&["PEXPIRETIME", "syncguard:k"]);
@@ -107,30 +108,30 @@ async fn a_replay_writes_so_that_replicas_confirm_the_lock_itself() {
     let before = received(&replica);
     // On a connection that has written nothing yet.
     let fresh = RedisBackend::connect(careful).await.expect("connects");
-    let Acquire::Acquired(replay) = fresh.acquire(&first).await.expect("confirmed") else {
+    let AcquireOutcome::Acquired(replay) = fresh.acquire(&first).await.expect("confirmed") else {
         panic!("a replay")
     };
-    assert!(received(&replica) > before, "the replay wrote nothing that WAIT could be about");
+    assert!(received(&replica) > before, "the replay wrote nothing that WAIT could cover");
     assert_eq!((replay.fence(), replay.expires_at()), (lease.fence(), lease.expires_at()));
     assert_eq!(primary.cli(&["GET", "syncguard:k"]), stored);
     assert_eq!(expiry(&primary), expires);
     // Without replicas to wait for, a replay only reads.
     let before = received(&replica);
-    assert!(matches!(plain.acquire(&first).await.expect("works"), Acquire::Acquired(_)));
+    assert!(matches!(plain.acquire(&first).await.expect("works"), AcquireOutcome::Acquired(_)));
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(received(&replica), before);
 }
 
 /// A replay whose record no replica confirms is not granted.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replay_that_nobody_confirms_is_undone() {
+async fn a_replay_that_no_replica_confirms_is_undone() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     set_user(&server, RIGHTS);
     let config = RedisConfig::from_url(&server.url()).expect("a URL");
     let plain = RedisBackend::connect(config).await.expect("connects");
     let first = request("k");
-    assert!(matches!(plain.acquire(&first).await.expect("works"), Acquire::Acquired(_)));
-    let error = careful(&server).await.acquire(&first).await.expect_err("nobody confirms");
+    assert!(matches!(plain.acquire(&first).await.expect("works"), AcquireOutcome::Acquired(_)));
+    let error = careful(&server).await.acquire(&first).await.expect_err("not confirmed");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
     assert!(!plain.is_locked(&key("k")).await.expect("works"));
 }

@@ -1,4 +1,4 @@
-//! Which server the Redis backend takes for the one in charge, when nodes disagree or cannot serve.
+//! Which server the Redis backend chooses when nodes disagree or cannot serve.
 #![cfg(feature = "redis")]
 
 mod redis_fake;
@@ -20,9 +20,9 @@ fn has_lock_data(server: &RedisServer) -> bool {
     server.cli(&["EXISTS", "syncguard:fence:syncguard:k"]).contains('1')
 }
 
-/// The sentinel that is named first is cut off with the old primary, which still takes writes.
+/// The first sentinel in the URL is isolated with the old primary, which still accepts writes.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sentinel_that_is_cut_off_does_not_choose_the_primary() {
+async fn an_isolated_sentinel_does_not_choose_the_primary() {
     let Some(old) = RedisServer::start(&RedisOptions::default()) else { return };
     let new = RedisServer::start(&RedisOptions::default()).expect("installed");
     let (cut_off, current) = (FakeRedis::start().await, FakeRedis::start().await);
@@ -39,16 +39,16 @@ async fn a_sentinel_that_is_cut_off_does_not_choose_the_primary() {
     }
     assert!(has_lock_data(&new), "the new primary has the locks");
     assert!(!has_lock_data(&old), "the old primary has none");
-    // By agreement of the others there is no primary now: the word of the cut-off one is not taken.
+    // The others agree that there is no primary now; the isolated sentinel does not count.
     current.names_primary(old.port(), 3, "master,s_down,o_down");
     let error = connect(&url).await.expect_err("no primary");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
     assert!(!error.may_have_taken_effect());
 }
 
-/// The node that is named first is cut off: it still thinks that a dead node has our slot.
+/// The first node in the URL is isolated: it still reports that a dead node owns our slot.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_is_cut_off_does_not_choose_the_node_in_charge() {
+async fn an_isolated_node_does_not_choose_the_node_in_charge() {
     let Some(cluster) = RedisCluster::start(0) else { return };
     let dead = {
         let server = RedisServer::start(&RedisOptions::default()).expect("installed");
@@ -62,14 +62,14 @@ async fn a_node_that_is_cut_off_does_not_choose_the_node_in_charge() {
         let backend = connect(&url).await.expect("connects");
         cycle(&backend, "k").await.expect("works");
     }
-    // Alone, it is not believed either.
+    // It does not count even if it is the only one.
     let url = format!("redis+cluster://127.0.0.1:{}?prefix=%7Blocks%7D", cut_off.port());
     let error = connect(&url).await.expect_err("down");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
 }
 
 /// A primary that cannot serve, because it has lost its replicas or its own primary, or because its
-/// part of the Cluster is down, is not kept: the sentinels name another one by now.
+/// part of the Cluster is down, is replaced once the sentinels name another one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_cannot_serve_is_not_kept() {
     let Some(new) = RedisServer::start(&RedisOptions::default()) else { return };
@@ -80,8 +80,7 @@ async fn a_server_that_cannot_serve_is_not_kept() {
         sentinel.names_primary(old.port(), 3, "master");
         let url = format!("redis+sentinel://127.0.0.1:{}/shop/0", sentinel.port());
         let backend = connect(&url).await.expect("connects");
-        // Nobody else is in charge yet: the caller is told, and the sentinels are not asked by every
-        // call.
+        // No other server is in charge yet: calls fail, and not every call asks the sentinels.
         for _ in 0..20 {
             let error = cycle(&backend, "k").await.expect_err("it cannot serve");
             assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{code}: {error:?}");
@@ -96,7 +95,7 @@ async fn a_server_that_cannot_serve_is_not_kept() {
     }
 }
 
-/// A user who may not ask for the state of the Cluster is served all the same.
+/// A user who may not ask for the state of the Cluster can still use it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_state_of_a_cluster_need_not_be_readable() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
@@ -107,6 +106,6 @@ async fn the_state_of_a_cluster_need_not_be_readable() {
     let config =
         RedisConfig::from_url(&url).expect("a URL").connect_timeout(Duration::from_secs(5));
     let backend = RedisBackend::connect(config).await.expect("connects");
-    // What it is connected to is no Cluster, but it is where the node sent us.
+    // The server is not part of a Cluster, but the node named it.
     assert_eq!(syncguard::LockBackend::capabilities(&backend).backend, "redis");
 }

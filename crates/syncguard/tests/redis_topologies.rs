@@ -1,5 +1,4 @@
-//! The Redis backend behind TLS, Sentinel and Cluster, with replicas, and on connections of the
-//! caller's own.
+//! The Redis backend with TLS, Sentinel, Cluster and replicas, and on the caller's own connections.
 #![cfg(feature = "redis")]
 
 mod servers;
@@ -10,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use redis::cluster::ClusterClientBuilder;
 use servers::{cycle, eventually, grant, key, waiter, woken};
-use syncguard::redis::{Client, RedisConfig, TlsCertificates};
-use syncguard::{
-    Acquire, AcquireRequest, Advice, ErrorCode, Extend, ExtendRequest, Hint, LockBackend,
-    RedisBackend, Release, ReleaseRequest, Ttl,
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, ExtendRequest, Finding, Hint, ReleaseRequest,
 };
+use syncguard::redis::{Client, RedisConfig, TlsCertificates};
+use syncguard::{ErrorCode, ExtendOutcome, LockBackend, RedisBackend, ReleaseOutcome, Ttl};
 use test_support::{Certificates, RedisCluster, RedisOptions, RedisSentinel, RedisServer};
 
 fn config(url: &str) -> RedisConfig {
@@ -27,16 +26,16 @@ async fn connect(url: &str) -> RedisBackend {
 
 /// A release in one backend wakes a waiter in another.
 async fn wakes(holder: &RedisBackend, there: &RedisBackend, name: &'static str) {
-    let mut guard = waiter(holder.clone()).lock(name).await.expect("free");
+    let guard = waiter(holder.clone()).lock(name).await.expect("free");
     let waiter = waiter(there.clone());
     let waiting = tokio::spawn(async move { waiter.lock(name).await.map(drop) });
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
     woken(waiting).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tls_with_an_authority_of_our_own_and_a_user() {
+async fn tls_works_with_a_private_authority_and_a_user() {
     let certificates = Certificates::new();
     let options = RedisOptions::default()
         .with_tls(&certificates)
@@ -48,11 +47,11 @@ async fn tls_with_an_authority_of_our_own_and_a_user() {
     let backend = connect(&format!("{address}?tls_ca={ca}")).await;
     assert_eq!(cycle(&backend, "k").await.expect("works"), 1);
     wakes(&backend, &backend, "w").await;
-    // A certificate of ours, which the server may ask for.
+    // A client certificate, which the server may ask for.
     let (cert, private) = (certificates.path("client.pem"), certificates.path("client.key"));
     let with_client = format!("{address}?tls_ca={ca}&tls_cert={cert}&tls_key={private}");
     assert_eq!(cycle(&connect(&with_client).await, "k").await.expect("works"), 2);
-    // Nobody vouches for the server, or it is not there, or it does not speak TLS.
+    // The server is not trusted, is not there, or does not speak TLS.
     let stranger = Certificates::new().path("ca.pem");
     let plain = format!("rediss://localhost:{}/0?tls_ca={ca}", server.port());
     let elsewhere = address.replace("localhost", "127.0.0.2");
@@ -67,12 +66,12 @@ async fn tls_with_an_authority_of_our_own_and_a_user() {
         assert!(error.to_string().contains(word), "{error}");
         assert!(started.elapsed() < Duration::from_secs(5), "it does not hang");
     }
-    // The folder of the stranger is gone.
+    // The directory of this authority is gone.
     let error = RedisConfig::from_url(&format!("{address}?tls_ca={stranger}"));
     assert_eq!(error.expect_err("no such file").code(), ErrorCode::InvalidArgument);
-    // The choice of cryptography for the process is not ours to make.
+    // No crypto provider is installed for the process.
     assert!(rustls::crypto::CryptoProvider::get_default().is_none());
-    // A client of the caller's own, with its certificates or with ours.
+    // The caller's own client, with its certificates or with ours.
     let root_cert = Some(std::fs::read(&ca).expect("a file of ours"));
     let trusts_ours = TlsCertificates { client_tls: None, root_cert };
     let trusts_none = TlsCertificates { client_tls: None, root_cert: None };
@@ -81,7 +80,7 @@ async fn tls_with_an_authority_of_our_own_and_a_user() {
     assert_eq!(cycle(&backend.expect("connects"), "k").await.expect("works"), 3);
     let client = Client::build_with_tls(address.as_str(), trusts_none).expect("a URL");
     let theirs = RedisConfig::from_client(&client);
-    let error = RedisBackend::connect(theirs.clone()).await.expect_err("nobody vouches");
+    let error = RedisBackend::connect(theirs.clone()).await.expect_err("not trusted");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
     let backend = RedisBackend::connect(theirs.certificates(trusts_ours)).await;
     assert_eq!(cycle(&backend.expect("connects"), "k").await.expect("works"), 4);
@@ -97,8 +96,8 @@ async fn sentinel_names_the_primary_and_a_failover_is_followed() {
     let before = cycle(&backend, "k").await.expect("works");
     wakes(&backend, &backend, "w").await;
     let held = AcquireRequest::new(key("held"), Ttl::DEFAULT).expect("randomness");
-    assert!(matches!(backend.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
-    // The replica has it all, so nothing is lost here; what it does not have would be.
+    assert!(matches!(backend.acquire(&held).await.expect("works"), AcquireOutcome::Acquired(_)));
+    // Wait until the replica has everything, so that nothing is lost.
     eventually("replicated", async || {
         service.servers[1].cli(&["EXISTS", "syncguard:held"]).contains('1')
     })
@@ -106,17 +105,17 @@ async fn sentinel_names_the_primary_and_a_failover_is_followed() {
     service.servers[0].crash();
     eventually("a new primary serves", async || cycle(&backend, "k").await.is_ok()).await;
     assert!(cycle(&backend, "k").await.expect("works") > before + 1);
-    // Ours is still ours, and another's is not.
+    // The lock is still held, and only its own id can release it.
     let other = AcquireRequest::new(key("held"), Ttl::DEFAULT).expect("randomness");
     let outcome = backend.acquire(&other).await.expect("works");
-    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{outcome:?}");
     let wrong = backend.release(&ReleaseRequest::new(other.lock_id())).await.expect("works");
-    assert!(matches!(wrong, Release::NotHeld(_)), "{wrong:?}");
+    assert!(matches!(wrong, ReleaseOutcome::NotHeld(_)), "{wrong:?}");
     let right = backend.release(&ReleaseRequest::new(held.lock_id())).await.expect("works");
-    assert_eq!(right, Release::Released);
+    assert_eq!(right, ReleaseOutcome::Released);
     // Subscriptions have found the new primary too.
     wakes(&backend, &backend, "w").await;
-    // The old primary comes back as a replica, and nobody takes it for the primary.
+    // The old primary comes back as a replica, and is not taken for the primary.
     service.servers[0].run();
     eventually("it follows", async || {
         service.servers[0].cli(&["INFO", "replication"]).contains("role:slave")
@@ -159,7 +158,7 @@ async fn cluster_needs_a_tag_and_finds_its_node() {
         format!("redis+cluster://127.0.0.1:{},127.0.0.1:{}?prefix=%7Ba%7D", ports[0], ports[1]);
     assert!(cycle(&connect(&url).await, "other").await.is_ok());
     cluster.nodes()[paused].resume();
-    // A cluster connection of the caller's own.
+    // The caller's own cluster connection.
     let nodes = cluster.nodes().iter().map(RedisServer::url);
     let theirs = ClusterClientBuilder::new(nodes).retries(0).build().expect("nodes");
     let theirs = theirs.get_async_connection().await.expect("connects");
@@ -169,7 +168,7 @@ async fn cluster_needs_a_tag_and_finds_its_node() {
 }
 
 /// The slot of our locks moves to another node while they are used: every grant has its own fence,
-/// and waiters are woken at the new place.
+/// and waiters are notified by the new node.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_moves_is_followed() {
     let Some(cluster) = RedisCluster::start(0) else { return };
@@ -186,7 +185,7 @@ async fn a_slot_that_moves_is_followed() {
         async move {
             let mut fences = Vec::new();
             for _ in 0..300 {
-                // While keys are on their way an acquire waits, and may give up.
+                // While keys move, an acquire waits, and may fail.
                 if let Ok(fence) = cycle(&backend, "k").await {
                     fences.push(fence);
                 }
@@ -224,7 +223,7 @@ async fn a_slot_that_moves_is_followed() {
     wakes(&backend, &backend, "w").await;
 }
 
-/// A slot on its way from one node to another, for as long as a test wants.
+/// A slot that moves from one node to another, for as long as a test wants.
 struct Migration<'a> {
     cluster: &'a RedisCluster,
     from: usize,
@@ -254,7 +253,7 @@ impl<'a> Migration<'a> {
         assert!(said.contains("OK") || said.contains("NOKEY"), "{arguments:?}: {said}");
     }
 
-    /// Moves these keys, or all there are.
+    /// Moves these keys.
     fn move_keys(&self, names: &[&str]) {
         let port = self.cluster.nodes()[self.to].port().to_string();
         let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "1000", "KEYS"];
@@ -280,8 +279,8 @@ impl<'a> Migration<'a> {
     }
 }
 
-/// While a slot moves, and it may take hours, locks are taken, kept and given back, wherever their
-/// keys are at the moment.
+/// While a slot moves, which may take hours, locks are acquired, extended and released, wherever
+/// their keys are at the moment.
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_work_while_their_slot_moves() {
     let Some(cluster) = RedisCluster::start(0) else { return };
@@ -297,21 +296,25 @@ async fn locks_work_while_their_slot_moves() {
     migration.move_keys(&["{locks}:fence:{locks}:moved and used before"]);
     migration.move_keys(&["{locks}:moves", &index(&moves), "{locks}:fence:{locks}:moves"]);
     migration.move_keys(&["{locks}:splits"]);
-    // Holders keep their locks, and nobody else gets them.
+    // Holders keep their locks, and other requests do not get them.
     for (held, with_hint) in
         [(&stays, true), (&moves, true), (&stays, false), (&moves, false), (&splits, true)]
     {
         let hint = if with_hint { Hint::key(held.key().clone()) } else { Hint::default() };
         let extend = ExtendRequest::new(held.lock_id(), Ttl::DEFAULT).with_hint(hint);
         let extended = backend.extend(&extend).await.expect("works");
-        assert!(matches!(extended, Extend::Extended(_)), "{:?}: {extended:?}", held.key());
+        assert!(matches!(extended, ExtendOutcome::Extended(_)), "{:?}: {extended:?}", held.key());
         assert!(backend.is_locked(held.key()).await.expect("works"));
         let other = AcquireRequest::new(held.key().clone(), Ttl::DEFAULT).expect("randomness");
         let outcome = backend.acquire(&other).await.expect("works");
-        assert!(matches!(outcome, Acquire::Contended { .. }), "{:?}: {outcome:?}", held.key());
-        // A replay is granted what it has.
+        assert!(
+            matches!(outcome, AcquireOutcome::Contended { .. }),
+            "{:?}: {outcome:?}",
+            held.key()
+        );
+        // A replay is granted the same lock.
         let replay = backend.acquire(held).await.expect("works");
-        assert!(matches!(replay, Acquire::Acquired(_)), "{:?}: {replay:?}", held.key());
+        assert!(matches!(replay, AcquireOutcome::Acquired(_)), "{:?}: {replay:?}", held.key());
     }
     // New locks: on a key that was never used, on one whose counter has moved, and on one whose
     // counter has not.
@@ -321,17 +324,17 @@ async fn locks_work_while_their_slot_moves() {
         assert_eq!(lease.fence().get(), fence, "{name}");
         let other = AcquireRequest::new(key(name), Ttl::DEFAULT).expect("randomness");
         let outcome = backend.acquire(&other).await.expect("works");
-        assert!(matches!(outcome, Acquire::Contended { .. }), "{name}: {outcome:?}");
+        assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{name}: {outcome:?}");
         let replay = backend.acquire(&request).await.expect("works");
-        let Acquire::Acquired(replay) = replay else { panic!("{name}: {replay:?}") };
+        let AcquireOutcome::Acquired(replay) = replay else { panic!("{name}: {replay:?}") };
         assert_eq!(replay.fence(), lease.fence(), "{name}");
         granted.push(request);
     }
-    // And all of them can be given back, and taken again with a larger fence.
+    // All of them can be released, and acquired again with a larger fence.
     for held in [&stays, &moves, &splits].into_iter().chain(&granted) {
         let release = ReleaseRequest::new(held.lock_id()).with_hint(Hint::key(held.key().clone()));
         let released = backend.release(&release).await.expect("works");
-        assert_eq!(released, Release::Released, "{:?}", held.key());
+        assert_eq!(released, ReleaseOutcome::Released, "{:?}", held.key());
         assert!(!backend.is_locked(held.key()).await.expect("works"));
     }
     // An undo is final here too: of a lock, and of a request that never arrived.
@@ -340,7 +343,7 @@ async fn locks_work_while_their_slot_moves() {
         backend.release(&ReleaseRequest::undo(request)).await.expect("works");
         assert!(!backend.is_locked(request.key()).await.expect("works"));
         let late = backend.acquire(request).await.expect("works");
-        assert!(matches!(late, Acquire::Spent), "{:?}: {late:?}", request.key());
+        assert!(matches!(late, AcquireOutcome::AlreadyUsed), "{:?}: {late:?}", request.key());
     }
     assert_eq!(cycle(&backend, "used before").await.expect("works"), free + 2);
     assert_eq!(cycle(&backend, "stays").await.expect("works"), 2);
@@ -352,8 +355,8 @@ async fn locks_work_while_their_slot_moves() {
     }
 }
 
-/// Many want one lock while its keys move one by one: there is never more than one holder, and every
-/// fence is larger than the last.
+/// Several tasks acquire one lock while its keys move one by one: there is never more than one
+/// holder, and every fence is larger than the last.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_moving_slot_has_one_holder_at_a_time() {
     let Some(cluster) = RedisCluster::start(0) else { return };
@@ -369,7 +372,8 @@ async fn a_moving_slot_has_one_holder_at_a_time() {
         tasks.push(tokio::spawn(async move {
             while !is_over.load(Ordering::SeqCst) {
                 let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
-                let Acquire::Acquired(lease) = backend.acquire(&request).await.expect("works")
+                let AcquireOutcome::Acquired(lease) =
+                    backend.acquire(&request).await.expect("works")
                 else {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                     continue;
@@ -381,7 +385,7 @@ async fn a_moving_slot_has_one_holder_at_a_time() {
                 let hint = Hint::key(key("k"));
                 let release = ReleaseRequest::new(request.lock_id()).with_hint(hint);
                 let released = backend.release(&release).await.expect("works");
-                assert_eq!(released, Release::Released);
+                assert_eq!(released, ReleaseOutcome::Released);
             }
         }));
     }
@@ -438,17 +442,17 @@ async fn a_lock_that_too_few_replicas_confirmed_is_undone() {
     }
     replica.pause();
     let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
-    let error = impatient.acquire(&request).await.expect_err("nobody confirms");
+    let error = impatient.acquire(&request).await.expect_err("not confirmed");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
     assert!(!error.may_have_taken_effect(), "it was undone");
     assert!(!careful.is_locked(&key("k")).await.expect("works"));
     // Contention needs no replica.
     let careless = connect(&primary.url()).await;
     let held = AcquireRequest::new(key("held"), Ttl::DEFAULT).expect("randomness");
-    assert!(matches!(careless.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
+    assert!(matches!(careless.acquire(&held).await.expect("works"), AcquireOutcome::Acquired(_)));
     let request = AcquireRequest::new(key("held"), Ttl::DEFAULT).expect("randomness");
     let outcome = impatient.acquire(&request).await.expect("works");
-    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{outcome:?}");
     replica.resume();
     eventually("confirmed again", async || cycle(&careful, "k").await.is_ok()).await;
     // Two replicas are asked for, there is one.
@@ -458,11 +462,11 @@ async fn a_lock_that_too_few_replicas_confirmed_is_undone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn advice_says_what_can_be_lost() {
+async fn findings_report_what_can_be_lost() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let backend = connect(&server.url()).await;
     let subjects = async |backend: &RedisBackend| -> Vec<&'static str> {
-        backend.advice().await.iter().map(Advice::subject).collect()
+        backend.findings().await.iter().map(Finding::subject).collect()
     };
     assert_eq!(subjects(&backend).await, ["aof"]);
     for (name, value, expected) in [
@@ -475,7 +479,7 @@ async fn advice_says_what_can_be_lost() {
     }
     let replica = server.start_replica();
     assert_eq!(subjects(&backend).await, ["maxmemory-policy", "replicas"]);
-    // A user who may not ask is told so, and is served all the same.
+    // A user who may not ask gets a finding, and can still use locks.
     let user = "on >secret ~* &* +@all -info -config";
     let set: Vec<&str> = ["ACL", "SETUSER", "app"].into_iter().chain(user.split(' ')).collect();
     assert!(server.cli(&set).contains("OK"));
@@ -483,7 +487,7 @@ async fn advice_says_what_can_be_lost() {
     let backend = connect(&url).await;
     assert_eq!(subjects(&backend).await, ["unknown"]);
     assert!(cycle(&backend, "k").await.is_ok());
-    // A read-only replica is refused with a word about where to go.
+    // A read-only replica is an error.
     let error = cycle(&connect(&replica.url()).await, "k").await.expect_err("read-only");
     assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{error:?}");
 }

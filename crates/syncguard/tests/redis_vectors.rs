@@ -1,5 +1,5 @@
-//! Every stored state that was seen under the TypeScript implementation on Redis: the same calls on
-//! ours lead to the same answers and the same records. Where ours differ on purpose, the test asserts
+//! Replays every stored state of the TypeScript implementation on Redis: the same calls on ours
+//! lead to the same answers and the same records. Where ours differ on purpose, the test asserts
 //! our value and names the decision (ADR 029).
 #![cfg(feature = "redis")]
 
@@ -9,21 +9,21 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands, Client};
 use serde_json::Value;
+use syncguard::backend::{AcquireOutcome, AcquireRequest, ExtendRequest, KeySpace, ReleaseRequest};
 use syncguard::redis::RedisConfig;
 use syncguard::{
-    Acquire, AcquireRequest, Extend, ExtendRequest, Key, KeySpace, LockBackend, LockId,
-    RedisBackend, Release, ReleaseRequest, Ttl, diagnostics,
+    ExtendOutcome, Key, LockBackend, LockId, RedisBackend, ReleaseOutcome, Ttl, diagnostics,
 };
 use test_support::{RedisOptions, RedisServer};
 
-/// What records outlive their TTL by: the tolerance and the grace (settled point 2). Theirs vanish
-/// at the expiry itself.
+/// How long our records outlive their TTL: the tolerance and the grace (settled point 2). Theirs
+/// vanish at the expiry itself.
 const LONGER_MS: i64 = 2000;
 
-/// Who holds the leftovers of the last scenarios.
+/// The lock id of the leftovers in the last scenarios.
 const LEFTOVER_ID: &str = "BBBBBBBBBBBBBBBBBBBBBB";
 
-/// A scenario on a store of its own.
+/// A scenario on its own server.
 struct Stage {
     backend: RedisBackend,
     cleaning: RedisBackend,
@@ -32,7 +32,7 @@ struct Stage {
     /// Our lock ids by theirs.
     ids: HashMap<String, LockId>,
     key: Key,
-    /// The state that the last step left.
+    /// The state after the last step.
     last: Vec<Record>,
 }
 
@@ -62,7 +62,7 @@ impl Stage {
         }
     }
 
-    /// Plants what the last scenarios begin with: a record that is still there after its expiry.
+    /// Stores what the last scenarios begin with: a record that is still there after its expiry.
     async fn plant_leftover(&mut self, expired_ms: u64) {
         let (seconds, micros): (u64, u64) =
             redis::cmd("TIME").query_async(&mut self.raw).await.expect("works");
@@ -90,12 +90,12 @@ impl Stage {
         records
     }
 
-    /// Our id for one of theirs.
+    /// Returns our id for one of theirs.
     fn id(&self, call: &Value) -> LockId {
         self.ids[call["lockId"].as_str().expect("an id")]
     }
 
-    /// A text of theirs with our lock ids in it, hashed names included.
+    /// Replaces their lock ids in a text by ours, in hashed names too.
     fn translate(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (theirs, ours) in &self.ids {
@@ -124,14 +124,16 @@ async fn run(stage: &mut Stage, case: &Value) {
         "acquire" | "acquire while held" | "re-acquire ttl 300" | "re-acquire after expiry" => {
             let request = AcquireRequest::new(stage.key.clone(), ttl(call)).expect("randomness");
             match stage.backend.acquire(&request).await.expect("works") {
-                Acquire::Acquired(lease) => {
+                AcquireOutcome::Acquired(lease) => {
                     assert_eq!(result["ok"], true, "{what}");
                     assert_eq!(result["fence"], lease.fence().to_string(), "{what}");
                     let theirs = result["lockId"].as_str().expect("an id").to_owned();
                     stage.ids.insert(theirs, request.lock_id());
                 }
-                Acquire::Contended { .. } => assert_eq!(result["reason"], "locked", "{what}"),
-                Acquire::Spent => panic!("{what}: spent"),
+                AcquireOutcome::Contended { .. } => {
+                    assert_eq!(result["reason"], "locked", "{what}");
+                }
+                AcquireOutcome::AlreadyUsed => panic!("{what}: already used"),
             }
         }
         "lookup by key" | "lookup by lockId" => {
@@ -152,7 +154,11 @@ async fn run(stage: &mut Stage, case: &Value) {
         "extend" => {
             let request = ExtendRequest::new(stage.id(call), ttl(call));
             let extended = stage.backend.extend(&request).await.expect("works");
-            assert_eq!(matches!(extended, Extend::Extended(_)), result["ok"] == true, "{what}");
+            assert_eq!(
+                matches!(extended, ExtendOutcome::Extended(_)),
+                result["ok"] == true,
+                "{what}"
+            );
         }
         "400 ms later (expired)" => {
             // Ours is live through the tolerance (settled point 2), and gone after the grace.
@@ -164,19 +170,19 @@ async fn run(stage: &mut Stage, case: &Value) {
         "isLocked" => {
             let is_locked = stage.cleaning.is_locked(&stage.key).await.expect("works");
             assert_eq!(*result, is_locked, "{what}");
-            // The cleanup runs on the side.
+            // The cleanup runs in the background.
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
         step if step.starts_with("release") => {
             let request = ReleaseRequest::new(stage.id(call));
             let released = stage.backend.release(&request).await.expect("works");
-            assert_eq!(released == Release::Released, result["ok"] == true, "{what}");
+            assert_eq!(released == ReleaseOutcome::Released, result["ok"] == true, "{what}");
         }
-        step => panic!("{what}: nobody knows the step {step}"),
+        step => panic!("{what}: unknown step {step}"),
     }
 }
 
-/// Compares the store with what theirs had.
+/// Compares the stored records with theirs.
 async fn compare(stage: &mut Stage, case: &Value) {
     let what = format!("{}: {}", case["scenario"], case["step"]);
     let records = stage.state().await;
@@ -195,14 +201,14 @@ async fn compare(stage: &mut Stage, case: &Value) {
     if wanted.len() == 1
         && case["scenario"].as_str().is_some_and(|name| name.contains("leftover past"))
     {
-        // Theirs deletes a dead record that a release or an extend meets. Ours leaves it to its
+        // Theirs deletes a dead record that a release or an extend finds. Ours leaves it until its
         // physical expiry: only a holder deletes a record.
         assert_eq!(records.len(), 3, "{what}");
         return;
     }
     for record in &records {
         let theirs = wanted.remove(&record.name);
-        let theirs = theirs.unwrap_or_else(|| panic!("{what}: {} is too much", record.name));
+        let theirs = theirs.unwrap_or_else(|| panic!("{what}: {} is unexpected", record.name));
         let value = stage.translate(theirs["value"].as_str().expect("a text"));
         match serde_json::from_str::<Value>(&value) {
             Ok(Value::Object(theirs)) => same_fields(&record.value, &theirs, &what),
@@ -223,7 +229,7 @@ async fn compare(stage: &mut Stage, case: &Value) {
     stage.last = records;
 }
 
-/// A record has the same fields with the same values; times by their difference.
+/// Checks that two records have the same fields with the same values; times by their difference.
 fn same_fields(ours: &str, theirs: &serde_json::Map<String, Value>, what: &str) {
     let Ok(Value::Object(ours)) = serde_json::from_str(ours) else { panic!("{what}: {ours}") };
     let names = |record: &serde_json::Map<String, Value>| -> Vec<String> {
@@ -239,12 +245,12 @@ fn same_fields(ours: &str, theirs: &serde_json::Map<String, Value>, what: &str) 
         let number = |name: &str| record[name].as_i64().expect("a whole number");
         number("expiresAtMs") - number("acquiredAtMs")
     };
-    // After an extend the time between the two calls is in it.
+    // After an extend, it includes the time between the two calls.
     let difference = (life(&ours) - life(theirs)).abs();
     assert!(difference < 5000, "{what}: {difference} ms");
 }
 
-/// The prefix of a scenario is said in its first step; the last scenarios have the default one.
+/// The prefix of a scenario is in its first step; the last scenarios have the default one.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_stored_states_are_those_of_the_vectors() {
     let vectors: Value =
@@ -264,7 +270,7 @@ async fn all_stored_states_are_those_of_the_vectors() {
         count += steps.len();
         let name = name.to_owned();
         let steps: Vec<Value> = steps.into_iter().cloned().collect();
-        // A server for each, so that they can run side by side.
+        // Each has its own server, so that they can run in parallel.
         let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
         running.push(tokio::spawn(async move {
             let prefix = steps[0]["call"]["keyPrefix"].as_str().unwrap_or("syncguard");

@@ -1,5 +1,5 @@
-//! The records of the TypeScript implementation: ours are the same field by field, and the two are
-//! peers on one server. Its side is played by scripts written from the description of its wire
+//! The records of the TypeScript implementation: ours are the same field by field, and both can use
+//! one server together. Its side is played by scripts written from the description of its wire
 //! format.
 #![cfg(feature = "redis")]
 
@@ -10,10 +10,13 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands, Client, Script};
 use serde_json::Value;
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, ExtendRequest, Hint, KeySpace, ReleaseRequest,
+};
 use syncguard::redis::RedisConfig;
 use syncguard::{
-    Absence, Acquire, AcquireRequest, Extend, ExtendRequest, Hint, Key, KeySpace, LockBackend,
-    LockId, RedisBackend, Release, ReleaseRequest, Ttl, diagnostics,
+    ExtendOutcome, Key, LockBackend, LockId, NotHeldReason, RedisBackend, ReleaseOutcome, Ttl,
+    diagnostics,
 };
 use test_support::{RedisOptions, RedisServer};
 
@@ -54,7 +57,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// The fence, or nothing when it is contended.
+    /// Returns the fence, or `None` if the lock is contended.
     async fn acquire(&mut self, key: &Key, lock_id: &LockId, ttl_ms: u64) -> Option<u64> {
         let script = Script::new(include_str!("typescript/acquire.lua"));
         let lock = self.space.lock_key(key).expect("fits");
@@ -80,7 +83,7 @@ impl Peer {
         }
     }
 
-    /// 1 for success.
+    /// Returns 1 for success.
     async fn release(&mut self, lock_id: &LockId) -> i64 {
         let script = Script::new(include_str!("typescript/release.lua"));
         let index = self.space.index_key(lock_id).expect("fits");
@@ -88,7 +91,7 @@ impl Peer {
         call.arg(lock_id.expose()).arg(1000).invoke_async(&mut self.raw).await.expect("works")
     }
 
-    /// Whether it was extended.
+    /// Returns whether it was extended.
     async fn extend(&mut self, lock_id: &LockId, ttl_ms: u64) -> bool {
         let script = Script::new(include_str!("typescript/extend.lua"));
         let index = self.space.index_key(lock_id).expect("fits");
@@ -114,29 +117,29 @@ fn new_id() -> LockId {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_of_theirs_is_ours_to_see_extend_and_release() {
+async fn we_can_see_extend_and_release_their_locks() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let (backend, mut peer) = sides(&server).await;
     let (key, theirs) = (key("a/b \u{7f} é"), new_id());
     assert_eq!(peer.acquire(&key, &theirs, 30_000).await, Some(1));
     let request = AcquireRequest::new(key.clone(), Ttl::DEFAULT).expect("randomness");
     let outcome = backend.acquire(&request).await.expect("works");
-    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{outcome:?}");
     let found = diagnostics::get_by_id_raw(&backend, &theirs).await.expect("works").expect("held");
     assert_eq!((found.key, found.lock_id), (key.clone(), theirs));
     let extended = backend.extend(&ExtendRequest::new(theirs, ttl(60_000))).await.expect("works");
-    assert!(matches!(extended, Extend::Extended(_)), "{extended:?}");
+    assert!(matches!(extended, ExtendOutcome::Extended(_)), "{extended:?}");
     assert!(peer.extend(&theirs, 30_000).await, "and they still can");
     let release = ReleaseRequest::new(theirs);
-    assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+    assert_eq!(backend.release(&release).await.expect("works"), ReleaseOutcome::Released);
     assert_eq!(peer.release(&theirs).await, -1);
     let outcome = backend.acquire(&request).await.expect("works");
-    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+    let AcquireOutcome::Acquired(lease) = outcome else { panic!("{outcome:?}") };
     assert_eq!(lease.fence().get(), 2, "one counter for both");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_of_ours_is_theirs_to_see_extend_and_release() {
+async fn they_can_see_extend_and_release_our_locks() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let (backend, mut peer) = sides(&server).await;
     let key = key("shared");
@@ -151,7 +154,7 @@ async fn a_lock_of_ours_is_theirs_to_see_extend_and_release() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_extend_keeps_fields_that_we_do_not_know() {
+async fn an_extend_keeps_unknown_fields() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let (backend, mut peer) = sides(&server).await;
     let (key, theirs) = (key("extra"), new_id());
@@ -169,17 +172,17 @@ async fn an_extend_keeps_fields_that_we_do_not_know() {
     assert_eq!(after["acquiredAtMs"], record["acquiredAtMs"]);
 }
 
-/// Decoding and encoding a record changes what others wrote; only the expiry may change.
+/// Decoding and encoding a record changes what other writers wrote; only the expiry may change.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_extend_changes_nothing_but_the_number() {
+async fn an_extend_changes_nothing_but_the_expiry() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let (backend, mut peer) = sides(&server).await;
     let ours = AcquireRequest::new(key("ours"), Ttl::DEFAULT).expect("randomness");
     drop(backend.acquire(&ours).await.expect("works"));
     let theirs = new_id();
     assert_eq!(peer.acquire(&key("theirs"), &theirs, 30_000).await, Some(1));
-    // How a record is laid out, with the place of the expiry. As JSON.stringify and cjson write it,
-    // and as nobody should.
+    // Layouts of a record, with a placeholder for the expiry: as JSON.stringify and cjson write it,
+    // and unusual ones.
     let odd = new_id();
     let fields = r#""key":"odd","fence":"000000000000007","acquiredAtMs":1794769120208"#;
     let id = odd.expose();
@@ -201,7 +204,8 @@ async fn an_extend_changes_nothing_but_the_number() {
         let index = peer.space.index_key(&odd).expect("fits");
         peer.raw.set::<_, _, ()>(index, "syncguard:odd").await.expect("works");
         let request = ExtendRequest::new(odd, ttl(60_000));
-        let Extend::Extended(extended) = backend.extend(&request).await.expect("works") else {
+        let ExtendOutcome::Extended(extended) = backend.extend(&request).await.expect("works")
+        else {
             panic!("{layout}")
         };
         let after: String = peer.raw.get("syncguard:odd").await.expect("works");
@@ -212,7 +216,8 @@ async fn an_extend_changes_nothing_but_the_number() {
         let before: String = peer.raw.get(name).await.expect("works");
         let was = serde_json::from_str::<Value>(&before).expect("JSON")["expiresAtMs"].to_string();
         let request = ExtendRequest::new(lock_id, ttl(60_000));
-        let Extend::Extended(extended) = backend.extend(&request).await.expect("works") else {
+        let ExtendOutcome::Extended(extended) = backend.extend(&request).await.expect("works")
+        else {
             panic!("{name}")
         };
         let after: String = peer.raw.get(name).await.expect("works");
@@ -221,14 +226,14 @@ async fn an_extend_changes_nothing_but_the_number() {
     }
 }
 
-/// The server removes what its holder has forgotten: lock and index entry have an expiry after an
-/// acquire and after an extend, the counter never has one.
+/// The server removes abandoned locks: the lock and its index entry have an expiry after an acquire
+/// and after an extend; the counter never has one.
 #[tokio::test(flavor = "multi_thread")]
 async fn lock_and_index_expire_physically_and_the_counter_does_not() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let (backend, mut raw) = connect(&server, "syncguard").await;
     let request = AcquireRequest::new(key("k"), ttl(30_000)).expect("randomness");
-    assert!(matches!(backend.acquire(&request).await.expect("works"), Acquire::Acquired(_)));
+    assert!(matches!(backend.acquire(&request).await.expect("works"), AcquireOutcome::Acquired(_)));
     // Settled point 2: TTL, tolerance and a fixed grace.
     let check = |records: Vec<(String, String, String, i64)>, ttl_ms: i64| {
         assert_eq!(records.len(), 3, "{records:?}");
@@ -244,22 +249,25 @@ async fn lock_and_index_expire_physically_and_the_counter_does_not() {
     check(dump(&mut raw).await, 30_000);
     for (ttl_ms, signed) in [(600_000, 600_000), (60_000, 60_000)] {
         let request = ExtendRequest::new(request.lock_id(), ttl(ttl_ms));
-        assert!(matches!(backend.extend(&request).await.expect("works"), Extend::Extended(_)));
+        assert!(matches!(
+            backend.extend(&request).await.expect("works"),
+            ExtendOutcome::Extended(_)
+        ));
         check(dump(&mut raw).await, signed);
     }
-    // Dropped in any of the four places, a record would have no expiry at all.
+    // An extend sets the expiry even of records that have none.
     for name in ["syncguard:k", "syncguard:id:*"] {
         let names: Vec<String> = raw.keys(name).await.expect("works");
         raw.persist::<_, ()>(&names[0]).await.expect("works");
     }
     let request = ExtendRequest::new(request.lock_id(), ttl(30_000));
-    assert!(matches!(backend.extend(&request).await.expect("works"), Extend::Extended(_)));
+    assert!(matches!(backend.extend(&request).await.expect("works"), ExtendOutcome::Extended(_)));
     check(dump(&mut raw).await, 30_000);
 }
 
-/// A holder that comes late is told why, as long as the store knows it.
+/// A late holder gets the reason, as long as the store knows it.
 #[tokio::test(flavor = "multi_thread")]
-async fn expired_and_not_found_are_told_apart() {
+async fn expired_and_not_found_are_distinguished() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let (backend, mut raw) = connect(&server, "syncguard").await;
     let (seconds, _): (u64, u64) = redis::cmd("TIME").query_async(&mut raw).await.expect("works");
@@ -278,26 +286,29 @@ async fn expired_and_not_found_are_told_apart() {
         let extend = |id| ExtendRequest::new(id, Ttl::DEFAULT).with_hint(hint());
         let unknown = new_id();
         let extended = backend.extend(&extend(dead)).await.expect("works");
-        assert!(matches!(extended, Extend::NotHeld(Absence::Expired)), "{extended:?}");
+        assert!(matches!(extended, ExtendOutcome::NotHeld(NotHeldReason::Expired)), "{extended:?}");
         let released = backend.release(&release(dead)).await.expect("works");
-        assert_eq!(released, Release::NotHeld(Absence::Expired));
+        assert_eq!(released, ReleaseOutcome::NotHeld(NotHeldReason::Expired));
         let extended = backend.extend(&extend(unknown)).await.expect("works");
-        assert!(matches!(extended, Extend::NotHeld(Absence::NotFound)), "{extended:?}");
+        assert!(
+            matches!(extended, ExtendOutcome::NotHeld(NotHeldReason::NotFound)),
+            "{extended:?}"
+        );
         let released = backend.release(&release(unknown)).await.expect("works");
-        assert_eq!(released, Release::NotHeld(Absence::NotFound));
+        assert_eq!(released, ReleaseOutcome::NotHeld(NotHeldReason::NotFound));
     }
 }
 
 /// A prefix that is not in NFC would let a user key name another key's fence counter.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prefix_in_another_form_reserves_the_same_keys() {
+async fn a_prefix_in_another_unicode_form_reserves_the_same_keys() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let (composed, decomposed) = ("caf\u{e9}", "cafe\u{301}");
     let url = format!("{}?prefix=cafe%CC%81", server.url());
     let config = RedisConfig::from_url(&url).expect("a URL");
     let backend = RedisBackend::connect(config).await.expect("connects");
     let request = AcquireRequest::new(key("foo"), Ttl::DEFAULT).expect("randomness");
-    assert!(matches!(backend.acquire(&request).await.expect("works"), Acquire::Acquired(_)));
+    assert!(matches!(backend.acquire(&request).await.expect("works"), AcquireOutcome::Acquired(_)));
     for prefix in [composed, decomposed] {
         let counter = key(&format!("fence:{prefix}:foo"));
         let error = backend.is_locked(&counter).await.expect_err("the counter of foo");
@@ -329,13 +340,18 @@ async fn both_sides_in_parallel_exclude_each_other() {
             let mut granted = 0;
             while granted < 100 {
                 let request = AcquireRequest::new(key("race"), Ttl::DEFAULT).expect("randomness");
-                if let Acquire::Acquired(lease) = backend.acquire(&request).await.expect("works") {
+                if let AcquireOutcome::Acquired(lease) =
+                    backend.acquire(&request).await.expect("works")
+                {
                     enter(&inside, &last_fence, lease.fence().get());
                     granted += 1;
                     tokio::task::yield_now().await;
                     inside.fetch_sub(1, Ordering::SeqCst);
                     let release = ReleaseRequest::new(request.lock_id());
-                    assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+                    assert_eq!(
+                        backend.release(&release).await.expect("works"),
+                        ReleaseOutcome::Released
+                    );
                 }
             }
         }));
@@ -374,7 +390,7 @@ async fn internal_records_cannot_be_reached_by_user_keys() {
     let error = backend.is_locked(&key("fence:syncguard:foo")).await.expect_err("reserved");
     assert_eq!(error.code(), syncguard::ErrorCode::InvalidArgument);
     assert!(dump(&mut raw).await.is_empty());
-    // What looks like an index key is a key; where a real index entry is, nothing is overwritten.
+    // A key may look like an index key, but an existing index entry is not overwritten.
     let held = acquire("held");
     drop(backend.acquire(&held).await.expect("works"));
     let before = dump(&mut raw).await;
@@ -386,10 +402,10 @@ async fn internal_records_cannot_be_reached_by_user_keys() {
     };
     assert_eq!(names(dump(&mut raw).await), names(before));
     let release = ReleaseRequest::new(held.lock_id());
-    assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
-    // JSON parked on a fence counter's key is noticed before anything is written.
+    assert_eq!(backend.release(&release).await.expect("works"), ReleaseOutcome::Released);
+    // JSON at the key of a fence counter is detected before anything is written.
     raw.set::<_, _, ()>("syncguard:fence:syncguard:bar", "{}").await.expect("works");
-    let error = backend.acquire(&acquire("bar")).await.expect_err("no counter");
+    let error = backend.acquire(&acquire("bar")).await.expect_err("not a counter");
     assert_eq!(error.code(), syncguard::ErrorCode::Internal);
     assert!(!backend.is_locked(&key("bar")).await.expect("works"));
 }

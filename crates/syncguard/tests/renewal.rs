@@ -5,8 +5,9 @@ mod support;
 use std::time::Duration;
 
 use support::{Call, Fault, Faulty, key, locker, ms, ttl_ms};
+use syncguard::backend::ReleaseRequest;
 use syncguard::{
-    ErrorCode, Extend, LockBackend, LockOptions, LostReason, Release, ReleaseRequest, diagnostics,
+    ErrorCode, ExtendOutcome, LockBackend, LockOptions, LostReason, ReleaseOutcome, diagnostics,
 };
 use tokio::time::Instant;
 
@@ -19,7 +20,7 @@ async fn a_renewed_lock_outlives_its_ttl_and_is_extended_at_every_third() {
     let backend = Faulty::new();
     let locker = locker(&backend, renewed());
     let started = Instant::now();
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     tokio::time::sleep(ms(30_500)).await;
     assert!(guard.is_valid());
     let extended: Vec<_> = backend
@@ -28,14 +29,14 @@ async fn a_renewed_lock_outlives_its_ttl_and_is_extended_at_every_third() {
         .map(|at| at.duration_since(started).as_millis())
         .collect();
     assert_eq!(extended, (1..=30).map(|n| n * 1000).collect::<Vec<_>>());
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
 }
 
 #[tokio::test(start_paused = true)]
 async fn no_extend_is_sent_after_a_release_or_a_drop() {
     let backend = Faulty::new();
     let locker = locker(&backend, renewed());
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     tokio::time::sleep(ms(1_500)).await;
     guard.release().await.expect("works");
     let guard = locker.lock("k").await.expect("free");
@@ -61,21 +62,21 @@ async fn the_renewal_task_ends_with_its_guard() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_are_ridden_out_until_the_deadline() {
+async fn renewal_continues_through_errors_until_the_deadline() {
     let backend = Faulty::new();
     let locker = locker(&backend, renewed());
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     for _ in 0..4 {
         backend.fail_next(Call::Extend, Fault::Fails(ErrorCode::ServiceUnavailable));
     }
     backend.fail_next(Call::Extend, Fault::LosesReply(ErrorCode::NetworkTimeout));
     tokio::time::sleep(ms(10_000)).await;
     assert!(guard.is_valid());
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_out_of_reach_past_the_deadline_loses_the_lock() {
+async fn a_lock_is_lost_when_its_store_is_unreachable_past_the_deadline() {
     for fault in [Fault::Fails(ErrorCode::ServiceUnavailable), Fault::Hangs] {
         let backend = Faulty::new();
         let locker = locker(&backend, renewed());
@@ -96,16 +97,16 @@ async fn a_lock_taken_away_is_lost_at_the_next_renewal() {
     let backend = Faulty::new();
     let locker = locker(&backend, renewed());
     let started = Instant::now();
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     let stolen = ReleaseRequest::new(guard.lock_id());
-    assert_eq!(backend.inner.release(&stolen).await.expect("works"), Release::Released);
+    assert_eq!(backend.inner.release(&stolen).await.expect("works"), ReleaseOutcome::Released);
     assert_eq!(guard.lost().await, LostReason::NotHeld);
     assert_eq!(started.elapsed(), ms(1_000));
-    assert!(matches!(guard.release().await.expect("works"), Release::NotHeld(_)));
+    assert!(matches!(guard.release().await.expect("works"), ReleaseOutcome::NotHeld(_)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_renewal_a_lock_is_lost_when_its_time_is_over() {
+async fn without_renewal_a_lock_is_lost_when_its_ttl_is_over() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(2_000)));
     let started = Instant::now();
@@ -114,7 +115,10 @@ async fn without_renewal_a_lock_is_lost_when_its_time_is_over() {
     assert_eq!(guard.lost().await, LostReason::Expired);
     assert_eq!(started.elapsed(), ms(2_000));
     token.cancelled().await;
-    assert!(matches!(guard.extend(ttl_ms(2_000)).await.expect("no I/O"), Extend::NotHeld(_)));
+    assert!(matches!(
+        guard.extend(ttl_ms(2_000)).await.expect("no I/O"),
+        ExtendOutcome::NotHeld(_)
+    ));
     assert_eq!(backend.count(Call::Extend), 0, "a lost lock is not extended");
 }
 
@@ -126,7 +130,10 @@ async fn validity_counts_from_before_the_request_was_sent() {
     let guard = locker.lock("k").await.expect("free");
     assert_eq!(guard.remaining(), ms(1_400));
     backend.fail_next(Call::Extend, Fault::Delayed(ms(300)));
-    assert!(matches!(guard.extend(ttl_ms(5_000)).await.expect("works"), Extend::Extended(_)));
+    assert!(matches!(
+        guard.extend(ttl_ms(5_000)).await.expect("works"),
+        ExtendOutcome::Extended(_)
+    ));
     assert_eq!(guard.remaining(), ms(4_700));
 }
 
@@ -145,18 +152,18 @@ async fn max_hold_bounds_renewal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_not_held_after_a_release_is_no_loss() {
+async fn a_late_not_held_after_a_release_is_not_a_loss() {
     let backend = Faulty::new();
     let locker = locker(&backend, renewed());
-    let mut guard = locker.lock("k").await.expect("free");
-    let held = guard.held();
+    let guard = locker.lock("k").await.expect("free");
+    let held = guard.handle();
     // The renewal at 1000 ms reaches the store after the release.
     backend.fail_next(Call::Extend, Fault::Delayed(ms(500)));
     tokio::time::sleep(ms(1_200)).await;
     assert_eq!(backend.count(Call::Extend), 1);
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
     tokio::time::sleep(ms(60_000)).await;
-    assert_eq!(held.lost().await, LostReason::Released, "a lock given back cannot be lost");
+    assert_eq!(held.lost().await, LostReason::Released, "a released lock cannot be lost");
 }
 
 #[tokio::test(start_paused = true)]
@@ -164,8 +171,8 @@ async fn an_extend_that_succeeds_after_the_loss_is_released_again() {
     let backend = Faulty::new();
     let locker = locker(&backend, renewed());
     let guard = locker.lock("k").await.expect("free");
-    // The first is sent at 1000 ms and applied at 3500 ms: within the store's tolerance, after our
-    // deadline. Nothing else gets through.
+    // The first is sent at 1000 ms and applied at 3500 ms: within the store's tolerance, after the
+    // guard's deadline. All others fail.
     backend.fail_next(Call::Extend, Fault::Delayed(ms(2_500)));
     backend.fail_always(Call::Extend, Some(Fault::Fails(ErrorCode::ServiceUnavailable)));
     assert_eq!(guard.lost().await, LostReason::Unreachable);
@@ -176,19 +183,19 @@ async fn an_extend_that_succeeds_after_the_loss_is_released_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extend_by_hand_may_shorten_and_renewal_follows() {
+async fn a_manual_extend_may_shorten_the_lock_and_renewal_adapts() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(30_000)).renew());
-    let mut guard = locker.lock("k").await.expect("free");
-    assert!(matches!(guard.extend(ttl_ms(600)).await.expect("works"), Extend::Extended(_)));
+    let guard = locker.lock("k").await.expect("free");
+    assert!(matches!(guard.extend(ttl_ms(600)).await.expect("works"), ExtendOutcome::Extended(_)));
     assert_eq!(guard.remaining(), ms(600));
     tokio::time::sleep(ms(5_000)).await;
-    assert!(guard.is_valid(), "renewed in time although its own third was far away");
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert!(guard.is_valid(), "renewed in time, although a third of the original TTL was far away");
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shortened_life_begins_even_if_the_answer_is_lost() {
+async fn a_shorter_ttl_counts_even_if_the_answer_is_lost() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(30_000)));
     let guard = locker.lock("k").await.expect("free");
@@ -208,7 +215,10 @@ async fn the_answer_to_an_older_extend_is_not_taken_for_the_newest() {
     backend.fail_next(Call::Extend, Fault::Delayed(ms(200)));
     let dropped = tokio::time::timeout(ms(100), guard.extend(ttl_ms(60_000))).await;
     assert!(dropped.is_err());
-    assert!(matches!(guard.extend(ttl_ms(5_000)).await.expect("works"), Extend::Extended(_)));
+    assert!(matches!(
+        guard.extend(ttl_ms(5_000)).await.expect("works"),
+        ExtendOutcome::Extended(_)
+    ));
     tokio::time::sleep(ms(1_000)).await;
     assert!(guard.remaining() <= ms(4_000), "{:?}", guard.remaining());
 }
@@ -221,7 +231,10 @@ async fn an_older_shorter_extend_does_not_land_after_a_newer_longer_one() {
     backend.fail_next(Call::Extend, Fault::Delayed(ms(200)));
     let dropped = tokio::time::timeout(ms(100), guard.extend(ttl_ms(5_000))).await;
     assert!(dropped.is_err());
-    assert!(matches!(guard.extend(ttl_ms(60_000)).await.expect("works"), Extend::Extended(_)));
+    assert!(matches!(
+        guard.extend(ttl_ms(60_000)).await.expect("works"),
+        ExtendOutcome::Extended(_)
+    ));
     tokio::time::sleep(ms(20_000)).await;
     assert!(guard.is_valid());
     assert!(backend.is_locked(&key("k")).await.expect("works"), "the store agrees with the guard");
@@ -248,35 +261,35 @@ async fn work_under_a_guard_ends_at_its_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handle_extends_nothing_once_its_guard_has_let_go() {
+async fn a_handle_extends_nothing_after_its_guard_released_the_lock() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default());
-    let mut guard = locker.lock("k").await.expect("free");
-    let held = guard.held();
+    let guard = locker.lock("k").await.expect("free");
+    let held = guard.handle();
     guard.release().await.expect("works");
-    assert!(matches!(held.extend(ttl_ms(5_000)).await.expect("no I/O"), Extend::NotHeld(_)));
+    assert!(matches!(held.extend(ttl_ms(5_000)).await.expect("no I/O"), ExtendOutcome::NotHeld(_)));
     assert_eq!(backend.count(Call::Extend), 0);
     assert!(!held.is_valid());
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_ends_when_the_guard_gives_the_lock_back() {
+async fn work_ends_when_the_guard_releases_the_lock() {
     let backend = Faulty::new();
     let locker = locker(&backend, renewed());
-    let mut guard = locker.lock("k").await.expect("free");
-    let (held, token) = (guard.held(), guard.lost_token());
+    let guard = locker.lock("k").await.expect("free");
+    let (held, token) = (guard.handle(), guard.lost_token());
     let running = tokio::spawn({
         let held = held.clone();
         async move { held.run(std::future::pending::<()>()).await }
     });
     tokio::time::sleep(ms(100)).await;
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
     assert_eq!(running.await.expect("no panic"), Err(LostReason::Released));
     token.cancelled().await;
     let mut has_run = false;
     let work = async { has_run = true };
     assert_eq!(held.run(work).await, Err(LostReason::Released));
-    assert!(!has_run, "nothing is begun under a lock that was given back");
+    assert!(!has_run, "no work starts under a released lock");
 }
 
 #[tokio::test(start_paused = true)]
@@ -284,15 +297,18 @@ async fn a_shorter_extend_of_unknown_outcome_bounds_a_longer_one() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(30_000)));
     let guard = locker.lock("k").await.expect("free");
-    // Its answer is lost; for all that is known it is still on its way to the store.
+    // Its answer is lost; it may still be in flight.
     backend.fail_next(Call::Extend, Fault::Fails(ErrorCode::NetworkTimeout));
     drop(guard.extend(ttl_ms(5_000)).await.expect_err("the answer was lost"));
     tokio::time::sleep(ms(1_000)).await;
-    assert!(matches!(guard.extend(ttl_ms(60_000)).await.expect("works"), Extend::Extended(_)));
-    // The short one lands now.
-    let late = syncguard::ExtendRequest::new(guard.lock_id(), ttl_ms(5_000));
+    assert!(matches!(
+        guard.extend(ttl_ms(60_000)).await.expect("works"),
+        ExtendOutcome::Extended(_)
+    ));
+    // The short one takes effect now.
+    let late = syncguard::backend::ExtendRequest::new(guard.lock_id(), ttl_ms(5_000));
     drop(backend.inner.extend(&late).await.expect("works"));
-    assert_eq!(guard.remaining(), ms(5_000), "no longer than the store may believe");
+    assert_eq!(guard.remaining(), ms(5_000), "no longer than in the store");
 }
 
 #[tokio::test(start_paused = true)]
@@ -309,11 +325,11 @@ async fn an_extend_that_had_no_effect_shortens_nothing() {
 async fn a_renewal_that_is_not_answered_leaves_time_for_the_next() {
     let backend = Faulty::new();
     let locker = locker(&backend, renewed());
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     backend.fail_next(Call::Extend, Fault::Hangs);
     tokio::time::sleep(ms(10_000)).await;
     assert!(guard.is_valid(), "one lost packet is not a lost lock");
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
 }
 
 #[tokio::test(start_paused = true)]
@@ -321,20 +337,20 @@ async fn the_loss_is_signaled_a_stop_margin_before_the_end() {
     let backend = Faulty::new();
     let locker = locker(&backend, renewed().stop_margin(ms(1_000)));
     let started = Instant::now();
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     tokio::time::sleep(ms(1_500)).await;
     backend.fail_always(Call::Extend, Some(Fault::Hangs));
     assert_eq!(guard.lost().await, LostReason::Expiring);
     // The last extend was sent after 1000 ms and lasts until 4000 ms.
     assert_eq!(started.elapsed(), ms(3_000));
     assert!(!guard.is_valid());
-    // The work has time to stop: the lock is still there, and is given back by its guard.
+    // The work has time to stop: the lock is still held, and its guard releases it.
     assert!(backend.is_locked(&key("k")).await.expect("works"));
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_a_stop_margin_a_store_that_answers_again_in_time_costs_nothing() {
+async fn with_a_stop_margin_a_store_that_recovers_in_time_loses_no_lock() {
     let backend = Faulty::new();
     let locker = locker(&backend, renewed().stop_margin(ms(1_000)));
     let guard = locker.lock("k").await.expect("free");
@@ -357,7 +373,7 @@ async fn max_hold_ends_without_a_burst_of_extends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_of_lost_work_says_so() {
+async fn the_error_of_work_that_lost_its_lock_contains_the_reason() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(1_000)));
     let work = locker.with_lock("k", |_held| std::future::pending::<()>());

@@ -1,4 +1,4 @@
-//! Serialization: fences as text, times as numbers, nothing that is secret.
+//! Serialization: fences as text, times as numbers, and no secrets.
 #![cfg(feature = "serde")]
 
 use serde_json::json;
@@ -16,13 +16,13 @@ fn a_fence_is_text_and_only_fifteen_digits_are_read() {
 }
 
 #[tokio::test]
-async fn a_diagnostic_answer_has_the_names_of_the_specification() {
+async fn lock_info_serializes_with_the_field_names_of_the_specification() {
     let locker = Locker::new(MemoryBackend::new()).expect("in a runtime");
     let guard = locker.lock("k").await.expect("free");
     let info = diagnostics::get_by_id(locker.backend(), &guard.lock_id()).await.expect("works");
     let value = serde_json::to_value(info.expect("held")).expect("serializes");
-    assert_eq!(value["keyHash"], guard.key().hash().as_str());
-    assert_eq!(value["lockIdHash"], guard.lock_id().hash().as_str());
+    assert_eq!(value["keyHash"], guard.key().hash_id().as_str());
+    assert_eq!(value["lockIdHash"], guard.lock_id().hash_id().as_str());
     assert_eq!(value["fence"], "000000000000001");
     assert_eq!(value["expiresAtMs"], guard.expires_at().as_millis());
     let acquired: Timestamp =

@@ -1,4 +1,4 @@
-//! What takes longer than CI may: `cargo xtask soak`.
+//! Tests that take too long for CI: `cargo xtask soak`.
 #![cfg(feature = "conformance")]
 
 use std::sync::Arc;
@@ -18,11 +18,11 @@ fn a_million_histories_match_the_model() {
     });
 }
 
-/// Tasks that take a lock and change their mind at random moments, for a minute: nobody else is
-/// ever inside, and at the end every key is free.
+/// Tasks take a lock and cancel at random moments, for a minute: a lock never has two holders, and
+/// at the end every key is free.
 #[test]
 #[ignore = "takes minutes; run it with cargo xtask soak"]
-fn a_minute_of_changed_minds_leaves_no_lock() {
+fn a_minute_of_random_cancellations_leaves_no_lock() {
     const KEYS: u64 = 4;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {
@@ -42,7 +42,7 @@ fn a_minute_of_changed_minds_leaves_no_lock() {
                         let number = (random >> 33) % KEYS;
                         let patience = Duration::from_micros((random >> 40) % 300);
                         let lock = locker.lock(format!("key {number}"));
-                        if let Ok(Ok(mut guard)) = tokio::time::timeout(patience, lock).await {
+                        if let Ok(Ok(guard)) = tokio::time::timeout(patience, lock).await {
                             let slot = &inside[usize::try_from(number).expect("small")];
                             assert_eq!(slot.fetch_add(1, Ordering::SeqCst), 0, "two holders");
                             tokio::task::yield_now().await;
@@ -66,7 +66,7 @@ fn a_minute_of_changed_minds_leaves_no_lock() {
             let key = Key::new(format!("key {number}")).expect("valid");
             assert!(!locker.backend().is_locked(&key).await.expect("works"));
         }
-        println!("{taken} locks taken and given back");
+        println!("{taken} locks taken and released");
         assert!(taken > 1000);
     });
 }

@@ -4,12 +4,11 @@
 use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, params};
+use syncguard::backend::{Clock, Layer, SystemClock};
 use syncguard::conformance::{Fixture, RawLock};
 use syncguard::sqlite::SqliteConfig;
-use syncguard::{
-    AnyBackend, Clock, Fence, Key, Layer, LockId, SqliteBackend, SystemClock, TelemetryLayer,
-    TracingSink,
-};
+use syncguard::telemetry::{TelemetryLayer, TracingSink};
+use syncguard::{AnyBackend, Fence, Key, LockId, SqliteBackend};
 use test_support::TempDir;
 
 struct SqliteFixture {
@@ -25,9 +24,9 @@ impl SqliteFixture {
         SqliteConfig::new(self.folder.path().join("locks.db"))
     }
 
-    /// The file as another program sees it.
+    /// Opens the file without the backend.
     async fn raw(&self) -> Connection {
-        // The file is created by the first backend.
+        // The first backend creates the file.
         drop(SqliteBackend::open(self.config()).await.expect("opens"));
         let raw = Connection::open(self.config().path()).expect("opens");
         raw.busy_timeout(std::time::Duration::from_secs(5)).expect("works");
@@ -117,7 +116,7 @@ impl Fixture for SqliteFixture {
     }
 
     async fn restart(&self) -> bool {
-        // All backends on the file are the test's own; the file is what survives.
+        // There is no server to restart, and the file survives.
         true
     }
 }

@@ -1,5 +1,5 @@
-//! The SQLite backend when things go wrong around its files: replaced while they are opened, deleted
-//! while they are watched, links in their place. And what its answers say.
+//! The SQLite backend under faults of its files: replaced while they are opened, deleted while they
+//! are watched, links in their place. Also its outcomes and the context of its errors.
 #![cfg(all(feature = "sqlite", unix))]
 
 use std::fs;
@@ -13,11 +13,14 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, params};
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, Capabilities, Clock, ExtendRequest, Fenced, Hint,
+    ReleaseRequest, SystemClock, TimeAuthority,
+};
 use syncguard::sqlite::SqliteConfig;
 use syncguard::{
-    Absence, Acquire, AcquireRequest, Capabilities, Clock, Error, ErrorCode, Extend, ExtendRequest,
-    Fenced, Hint, Key, LockBackend, LockId, LockOptions, Locker, Release, ReleaseRequest,
-    RetryPolicy, SqliteBackend, SystemClock, TimeAuthority, Ttl,
+    Error, ErrorCode, ExtendOutcome, Key, LockBackend, LockId, LockOptions, Locker, NotHeldReason,
+    ReleaseOutcome, RetryPolicy, SqliteBackend, Ttl,
 };
 use test_support::TempDir;
 
@@ -44,18 +47,18 @@ async fn open(path: &Path) -> SqliteBackend {
 async fn grant(backend: &SqliteBackend, name: &str) -> AcquireRequest {
     let request = request(name);
     let outcome = backend.acquire(&request).await.expect("works");
-    assert!(matches!(outcome, Acquire::Acquired(_)), "{outcome:?}");
+    assert!(matches!(outcome, AcquireOutcome::Acquired(_)), "{outcome:?}");
     request
 }
 
-/// Deletes a lock file as a person would who knows what belongs to it.
+/// Deletes a lock file and the files that belong to it.
 fn delete(path: &Path) {
     for end in ["", "-wal", "-shm"] {
         drop(fs::remove_file(beside(path, end)));
     }
 }
 
-/// Lock files without locks, each of them closed.
+/// Creates lock files without locks, and closes them.
 async fn spare_files(folder: &TempDir, count: usize) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for number in 0..count {
@@ -70,13 +73,13 @@ async fn spare_files(folder: &TempDir, count: usize) -> Vec<PathBuf> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_is_replaced_while_it_is_opened_has_no_second_holder() {
+async fn replacing_the_file_while_it_is_opened_allows_no_second_holder() {
     let folder = TempDir::new();
     let path = file(&folder);
     let mut hits = 0;
     for spare in spare_files(&folder, 60).await {
         delete(&path);
-        // Puts another file in its place as soon as SQLite has begun with the first one.
+        // Replaces the file as soon as SQLite has opened the first one.
         let has_opened = Arc::new(AtomicBool::new(false));
         let replacing = thread::spawn({
             let (path, has_opened) = (path.clone(), Arc::clone(&has_opened));
@@ -94,22 +97,22 @@ async fn a_file_that_is_replaced_while_it_is_opened_has_no_second_holder() {
         let opened = SqliteBackend::open(SqliteConfig::new(&path)).await;
         has_opened.store(true, Ordering::SeqCst);
         hits += u32::from(replacing.join().expect("no panic"));
-        // It may fail, but it must not lock in a file that others do not see.
+        // Opening may fail, but must not lock in a file that is no longer at the path.
         let Ok(first) = opened else { continue };
         let held = grant(&first, "k").await;
         let second = open(&path).await;
         let outcome = second.acquire(&request("k")).await.expect("works");
-        assert!(matches!(outcome, Acquire::Contended { .. }), "two holders: {outcome:?}");
+        assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "two holders: {outcome:?}");
         let released = second.release(&ReleaseRequest::new(held.lock_id())).await.expect("works");
-        assert_eq!(released, Release::Released);
+        assert_eq!(released, ReleaseOutcome::Released);
     }
     assert!(hits > 0, "no file was replaced in time");
 }
 
-/// A locker that hears of releases or never.
+/// Builds a locker that is woken by notifications, never by polling.
 async fn waiter(path: &Path) -> Locker<SqliteBackend> {
     let much_later = Duration::from_hours(1);
-    let retry = RetryPolicy { delay: much_later, ..RetryPolicy::default() };
+    let retry = RetryPolicy::default().delay(much_later);
     let options = LockOptions::default().wait_forever().retry(retry);
     let builder = Locker::builder(open(path).await).options(options);
     builder.poll_interval(much_later).build().expect("in a runtime")
@@ -117,7 +120,7 @@ async fn waiter(path: &Path) -> Locker<SqliteBackend> {
 
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wake_file_that_is_deleted_or_renamed_is_noticed_by_whoever_watches_it() {
+async fn waiters_notice_a_wake_file_that_is_deleted_or_renamed() {
     let folder = TempDir::new();
     let (path, wake) = (file(&folder), beside(&file(&folder), "-wake"));
     let holder = open(&path).await;
@@ -141,7 +144,7 @@ async fn a_wake_file_that_is_deleted_or_renamed_is_noticed_by_whoever_watches_it
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert!(!waiting.is_finished());
         let released = holder.release(&ReleaseRequest::new(held.lock_id())).await.expect("works");
-        assert_eq!(released, Release::Released);
+        assert_eq!(released, ReleaseOutcome::Released);
         let woken = tokio::time::timeout(Duration::from_secs(20), waiting).await;
         woken.expect("woken, not polled").expect("no panic").expect("acquired");
         let freed = async || !holder.is_locked(&key("awaited")).await.expect("works");
@@ -151,7 +154,7 @@ async fn a_wake_file_that_is_deleted_or_renamed_is_noticed_by_whoever_watches_it
     }
 }
 
-/// Waits until something holds, and says what if it does not.
+/// Waits until the check succeeds, and panics with `what` if it does not.
 async fn until(what: &str, check: impl Fn() -> bool) {
     let started = Instant::now();
     while !check() {
@@ -178,7 +181,7 @@ fn close_and_count_threads() {
             |_wake| {},
             |wake| fs::remove_file(wake).expect("there"),
             |wake| {
-                // Now it cannot be made anew.
+                // With a link in its place, the file cannot be created again.
                 let link = wake.with_extension("link");
                 std::os::unix::fs::symlink("nowhere/at/all", &link).expect("linked");
                 fs::rename(link, wake).expect("renamed");
@@ -187,12 +190,12 @@ fn close_and_count_threads() {
         for (number, change) in changes.into_iter().enumerate() {
             let path = Path::new(&folder).join(format!("{number}.db"));
             let backend = open(&path).await;
-            let wake_ups = backend.wake_ups(&key("k")).await.expect("it has them");
-            assert!(wake_ups.are_working());
-            // One that works, one that watches; a thread has its name when it runs.
+            let subscription = backend.subscribe(&key("k")).await.expect("it has them");
+            assert!(subscription.is_working());
+            // The worker and the watcher. A thread has its name only once it runs.
             until("the threads run", || threads() == 2).await;
             change(&beside(&path, "-wake"));
-            drop((wake_ups, backend));
+            drop((subscription, backend));
             until(&format!("no thread is left, case {number}"), || threads() == 0).await;
         }
     });
@@ -200,7 +203,7 @@ fn close_and_count_threads() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn closing_leaves_no_thread_whatever_became_of_the_wake_file() {
+fn closing_leaves_no_thread_whatever_happened_to_the_wake_file() {
     let folder = TempDir::new();
     let mut child = Command::new(std::env::current_exe().expect("this program"));
     child.args(["--exact", "close_and_count_threads", "--ignored"]).env(FOLDER, folder.path());
@@ -216,12 +219,12 @@ async fn a_link_in_place_of_the_wake_file_is_not_followed() {
     std::os::unix::fs::symlink(&victim, beside(&path, "-wake")).expect("linked");
     let backend = open(&path).await;
     let held = grant(&backend, "k").await;
-    let wake_ups = backend.wake_ups(&key("k")).await.expect("within the process");
-    assert!(!wake_ups.are_working(), "between processes only polling helps");
+    let subscription = backend.subscribe(&key("k")).await.expect("within the process");
+    assert!(!subscription.is_working(), "between processes only polling helps");
     let released = backend.release(&ReleaseRequest::new(held.lock_id())).await.expect("works");
-    assert_eq!(released, Release::Released);
+    assert_eq!(released, ReleaseOutcome::Released);
     assert_eq!(fs::read(&victim).expect("there"), b"precious");
-    // The same for a link that leads nowhere: nothing is created there.
+    // The target of a dangling link is not created.
     let nowhere = folder.path().join("nowhere");
     fs::remove_file(beside(&path, "-wake")).expect("removed");
     std::os::unix::fs::symlink(&nowhere, beside(&path, "-wake")).expect("linked");
@@ -230,7 +233,7 @@ async fn a_link_in_place_of_the_wake_file_is_not_followed() {
     assert!(!nowhere.exists());
 }
 
-/// Wakes a thread that is parked.
+/// A waker that unparks a thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -239,7 +242,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Drives a future without any runtime.
+/// Runs a future without a runtime.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
@@ -261,7 +264,7 @@ fn now_ms() -> i64 {
     SystemClock.now().as_millis().try_into().expect("this century")
 }
 
-/// A lock of the past; gives its id.
+/// Stores an expired lock and returns its id.
 fn plant(path: &Path, name: &str, expired_ms_ago: i64) -> LockId {
     let lock_id = request(name).lock_id();
     let insert = "INSERT OR REPLACE INTO syncguard_locks VALUES (?1, ?2, 1, ?3, ?3)";
@@ -291,13 +294,13 @@ fn no_operation_needs_a_runtime() {
     }
     let request = request("k");
     let outcome = block_on(backend.acquire(&request)).expect("works");
-    assert!(matches!(outcome, Acquire::Acquired(_)), "{outcome:?}");
-    assert!(block_on(backend.wake_ups(&key("k"))).is_some());
+    assert!(matches!(outcome, AcquireOutcome::Acquired(_)), "{outcome:?}");
+    assert!(block_on(backend.subscribe(&key("k"))).is_some());
     let extend = ExtendRequest::new(request.lock_id(), Ttl::DEFAULT);
     let extended = block_on(backend.extend(&extend)).expect("works");
-    assert!(matches!(extended, Extend::Extended(_)), "{extended:?}");
+    assert!(matches!(extended, ExtendOutcome::Extended(_)), "{extended:?}");
     let released = block_on(backend.release(&ReleaseRequest::new(request.lock_id())));
-    assert_eq!(released.expect("works"), Release::Released);
+    assert_eq!(released.expect("works"), ReleaseOutcome::Released);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -307,15 +310,18 @@ async fn a_dead_lock_is_expired_and_a_missing_one_is_not_found() {
     let dead = plant(&file(&folder), "dead", 1_001);
     let missing = request("missing").lock_id();
     for (lock_id, name, absence) in
-        [(dead, "dead", Absence::Expired), (missing, "missing", Absence::NotFound)]
+        [(dead, "dead", NotHeldReason::Expired), (missing, "missing", NotHeldReason::NotFound)]
     {
         for hint in [Hint::default(), Hint::key(key(name))] {
             let extend = ExtendRequest::new(lock_id, Ttl::DEFAULT).with_hint(hint.clone());
             let extended = backend.extend(&extend).await.expect("works");
-            assert!(matches!(extended, Extend::NotHeld(why) if why == absence), "{extended:?}");
+            assert!(
+                matches!(extended, ExtendOutcome::NotHeld(why) if why == absence),
+                "{extended:?}"
+            );
             let release = ReleaseRequest::new(lock_id).with_hint(hint);
             let released = backend.release(&release).await.expect("works");
-            assert_eq!(released, Release::NotHeld(absence), "{name}");
+            assert_eq!(released, ReleaseOutcome::NotHeld(absence), "{name}");
         }
     }
 }
@@ -337,8 +343,8 @@ async fn the_expiry_is_computed_after_the_wait_for_the_file() {
             let (acquired, extended) =
                 tokio::join!(backend.acquire(&request), backend.extend(&extend));
             let (acquired, extended) = (acquired.expect("works"), extended.expect("works"));
-            let Acquire::Acquired(lease) = acquired else { panic!("{acquired:?}") };
-            let Extend::Extended(extension) = extended else { panic!("{extended:?}") };
+            let AcquireOutcome::Acquired(lease) = acquired else { panic!("{acquired:?}") };
+            let ExtendOutcome::Extended(extension) = extended else { panic!("{extended:?}") };
             [lease.expires_at(), extension.expires_at()]
         }
     });
@@ -360,7 +366,7 @@ async fn the_expiry_is_computed_after_the_wait_for_the_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn capabilities_and_errors_say_what_they_are_about() {
+async fn capabilities_and_error_contexts_are_correct() {
     let folder = TempDir::new();
     let path = file(&folder);
     let config = SqliteConfig::new(&path).busy_timeout(Duration::from_millis(100));
@@ -378,7 +384,7 @@ async fn capabilities_and_errors_say_what_they_are_about() {
     let lock_id = request.lock_id();
     let (extend, release) =
         (ExtendRequest::new(lock_id, Ttl::DEFAULT), ReleaseRequest::new(lock_id));
-    // Writers, while the file is busy.
+    // Writes, while the file is busy.
     let writer = raw(&path);
     writer.execute_batch("BEGIN IMMEDIATE").expect("free");
     let error = backend.acquire(&request).await.expect_err("busy");
@@ -388,26 +394,26 @@ async fn capabilities_and_errors_say_what_they_are_about() {
     let error = backend.release(&release).await.expect_err("busy");
     assert_eq!(check(error, "release", None, Some(lock_id)), ErrorCode::NetworkTimeout);
     writer.execute_batch("COMMIT").expect("works");
-    // Readers, of a row that is not a lock.
+    // Reads of an invalid row.
     writer
         .execute(
             "INSERT INTO syncguard_locks VALUES ('k', ?1, -1, 1, ?2)",
             params![lock_id.expose(), now_ms() + 60_000],
         )
         .expect("works");
-    let error = backend.is_locked(&key).await.expect_err("no lock");
+    let error = backend.is_locked(&key).await.expect_err("invalid");
     assert_eq!(check(error, "is_locked", Some(&key), None), ErrorCode::Internal);
-    let error = backend.lookup_key(&key).await.expect_err("no lock");
+    let error = backend.lookup_key(&key).await.expect_err("invalid");
     assert_eq!(check(error, "lookup", Some(&key), None), ErrorCode::Internal);
-    let error = backend.lookup_id(&lock_id).await.expect_err("no lock");
+    let error = backend.lookup_id(&lock_id).await.expect_err("invalid");
     assert_eq!(check(error, "lookup", None, Some(lock_id)), ErrorCode::Internal);
-    // Opening, and listing, where there is no file.
+    // Opening and listing without a directory.
     let missing = SqliteConfig::new(folder.path().join("no/locks.db"));
     let error = SqliteBackend::open(missing).await.expect_err("no folder");
     assert_eq!(check(error, "open", None, None), ErrorCode::ServiceUnavailable);
     drop(writer);
     fs::remove_dir_all(folder.path()).expect("removed");
-    let inspector = backend.inspector().expect("it has one");
-    let error = inspector.list(None).await.expect_err("no folder");
+    let admin = backend.admin().expect("it has one");
+    let error = admin.list(None).await.expect_err("no folder");
     assert_eq!(check(error, "list", None, None), ErrorCode::ServiceUnavailable);
 }

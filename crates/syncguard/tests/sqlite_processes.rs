@@ -1,4 +1,4 @@
-//! The SQLite backend between processes, and when things go wrong with the file.
+//! The SQLite backend between processes, and under faults of its file.
 #![cfg(feature = "sqlite")]
 
 use std::fs;
@@ -8,10 +8,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
+use syncguard::backend::{AcquireOutcome, AcquireRequest, ExtendRequest, ReleaseRequest};
 use syncguard::sqlite::SqliteConfig;
 use syncguard::{
-    Acquire, AcquireRequest, Error, ErrorCode, Extend, ExtendRequest, Key, LockBackend,
-    LockOptions, Locker, Release, ReleaseRequest, RetryPolicy, SqliteBackend, Ttl,
+    Error, ErrorCode, ExtendOutcome, Key, LockBackend, LockOptions, Locker, ReleaseOutcome,
+    RetryPolicy, SqliteBackend, Ttl,
 };
 use test_support::TempDir;
 
@@ -30,16 +31,16 @@ async fn open(path: &Path) -> SqliteBackend {
     SqliteBackend::open(SqliteConfig::new(path)).await.expect("opens")
 }
 
-/// A locker that hears of releases or never.
+/// Builds a locker that is woken by notifications, never by polling.
 async fn locker(path: &Path) -> Locker<SqliteBackend> {
     let much_later = Duration::from_hours(1);
-    let retry = RetryPolicy { delay: much_later, ..RetryPolicy::default() };
+    let retry = RetryPolicy::default().delay(much_later);
     let options = LockOptions::default().timeout(Duration::from_mins(1)).retry(retry);
     let builder = Locker::builder(open(path).await).options(options);
     builder.poll_interval(much_later).build().expect("in a runtime")
 }
 
-/// This program again, as another process that does one thing with the file.
+/// Starts this program again, as a process that plays one role with the file.
 fn child(role: &str, path: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     in_role(&mut command, role, path).spawn().expect("starts")
@@ -54,7 +55,7 @@ fn in_role<'a>(command: &'a mut Command, role: &str, path: &Path) -> &'a mut Com
         .stdout(Stdio::piped())
 }
 
-/// The lines of ours that a child has printed.
+/// Returns the lines that a child prints for its parent.
 fn lines(child: &mut Child) -> impl Iterator<Item = String> + use<> {
     let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
     lines.map_while(Result::ok).filter_map(|line| line.strip_prefix("> ").map(str::to_owned))
@@ -76,11 +77,11 @@ async fn play(role: &str, path: &Path) {
     };
     match role {
         "open" => say(&format!("{:?}", outcome(path).await)),
-        // Reads and writes a number in a file, under the lock.
+        // Increments a number in a file, under the lock.
         "count" => {
             let (locker, number) = (locker(path).await, path.with_extension("number"));
             for _ in 0..50 {
-                let mut guard = locker.lock("number").await.expect("acquired");
+                let guard = locker.lock("number").await.expect("acquired");
                 let text = fs::read_to_string(&number).unwrap_or_default();
                 let (count, fence) = text.split_once(' ').unwrap_or(("0", "0"));
                 let (count, fence): (u64, u64) =
@@ -88,21 +89,21 @@ async fn play(role: &str, path: &Path) {
                 assert!(guard.fence().get() > fence, "fences grow");
                 let text = format!("{} {}", count + 1, guard.fence().get());
                 fs::write(&number, text).expect("writable");
-                assert_eq!(guard.release().await.expect("works"), Release::Released);
+                assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
             }
         }
-        // Tells every fence, until it is killed.
+        // Prints every fence until the process is killed.
         "fences" => {
             let backend = open(path).await;
             loop {
                 let request = request("k");
                 match backend.acquire(&request).await.expect("works") {
-                    Acquire::Acquired(lease) => {
+                    AcquireOutcome::Acquired(lease) => {
                         say(&lease.fence().get().to_string());
                         let release = ReleaseRequest::new(request.lock_id());
                         backend.release(&release).await.expect("works");
                     }
-                    // Of one that was killed.
+                    // A killed process left its lock behind.
                     other => {
                         drop(other);
                         let conn = Connection::open(path).expect("opens");
@@ -118,12 +119,12 @@ async fn play(role: &str, path: &Path) {
             let guard = locker.lock("awaited").await.expect("woken");
             say(&guard.fence().get().to_string());
         }
-        other => panic!("no role: {other}"),
+        other => panic!("unknown role: {other}"),
     }
 }
 
-/// What comes of one lock and its release.
-async fn outcome(path: &Path) -> Result<Release, ErrorCode> {
+/// Acquires and releases one lock, and returns the outcome.
+async fn outcome(path: &Path) -> Result<ReleaseOutcome, ErrorCode> {
     let cycle = async {
         let backend = SqliteBackend::open(SqliteConfig::new(path)).await?;
         let request = request("k");
@@ -175,7 +176,7 @@ fn no_fence_repeats_when_writers_are_killed() {
             last = fence;
         }
         killed.kill().expect("it is alive");
-        // What it had said before it died counts too.
+        // Lines that it printed before it was killed count too.
         for fence in said {
             last = fence.parse().expect("a fence");
         }
@@ -188,17 +189,17 @@ async fn a_release_wakes_a_waiter_in_another_process() {
     let folder = TempDir::new();
     let locker = locker(&file(&folder)).await;
     for fence in ["2", "4"] {
-        let mut guard = locker.lock("awaited").await.expect("free");
+        let guard = locker.lock("awaited").await.expect("free");
         let mut waiting = child("wait", &file(&folder));
         let mut said = lines(&mut waiting);
         assert_eq!(said.next().as_deref(), Some("waiting"));
         tokio::time::sleep(Duration::from_millis(500)).await;
-        assert_eq!(guard.release().await.expect("works"), Release::Released);
+        assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
         let woken = tokio::task::spawn_blocking(move || said.next());
         let woken = tokio::time::timeout(Duration::from_secs(20), woken).await;
         assert_eq!(woken.expect("woken, not polled").expect("no panic").as_deref(), Some(fence));
         waiting.wait().expect("ends");
-        // Somebody tidies up; the next waiter is woken all the same.
+        // The next waiter is woken even if the wake file is deleted.
         fs::remove_file(folder.path().join("locks.db-wake")).expect("it was written");
     }
 }
@@ -208,7 +209,7 @@ async fn a_busy_file_is_a_timeout_and_readers_do_not_wait() {
     let folder = TempDir::new();
     let backend = open(&file(&folder)).await;
     let held = request("held");
-    assert!(matches!(backend.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
+    assert!(matches!(backend.acquire(&held).await.expect("works"), AcquireOutcome::Acquired(_)));
     let writer = Connection::open(file(&folder)).expect("opens");
     writer.execute_batch("BEGIN IMMEDIATE").expect("free");
     let config = SqliteConfig::new(file(&folder)).busy_timeout(Duration::from_millis(300));
@@ -216,12 +217,12 @@ async fn a_busy_file_is_a_timeout_and_readers_do_not_wait() {
     let error = impatient.acquire(&request("k")).await.expect_err("busy");
     assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
     assert!(!error.may_have_taken_effect());
-    // Whoever only needs to read is served, and so is an acquire of a lock that is held.
+    // Operations that only read do not wait, and neither does an acquire of a held lock.
     assert!(impatient.is_locked(&key("held")).await.expect("works"));
     assert!(impatient.lookup_id(&held.lock_id()).await.expect("works").is_some());
     let outcome = impatient.acquire(&request("held")).await.expect("works");
-    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
-    // A release that waits behind an acquire is done as soon as the file is free.
+    assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{outcome:?}");
+    // A release that waits behind an acquire runs as soon as the file is free.
     let acquiring = tokio::spawn({
         let backend = backend.clone();
         async move { backend.acquire(&request("k")).await }
@@ -233,13 +234,13 @@ async fn a_busy_file_is_a_timeout_and_readers_do_not_wait() {
     });
     tokio::time::sleep(Duration::from_millis(100)).await;
     writer.execute_batch("COMMIT").expect("works");
-    assert_eq!(releasing.await.expect("no panic").expect("works"), Release::Released);
+    assert_eq!(releasing.await.expect("no panic").expect("works"), ReleaseOutcome::Released);
     let outcome = acquiring.await.expect("no panic").expect("works");
-    assert!(matches!(outcome, Acquire::Acquired(_)), "{outcome:?}");
+    assert!(matches!(outcome, AcquireOutcome::Acquired(_)), "{outcome:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_acquire_that_is_given_up_does_not_happen_later() {
+async fn a_dropped_acquire_does_not_take_effect_later() {
     let folder = TempDir::new();
     let backend = open(&file(&folder)).await;
     let writer = Connection::open(file(&folder)).expect("opens");
@@ -253,21 +254,24 @@ async fn an_acquire_that_is_given_up_does_not_happen_later() {
     });
     writer.execute_batch("COMMIT").expect("works");
     let undone = undoing.await.expect("no panic").expect("works");
-    assert!(matches!(undone, Release::NotHeld(_)), "{undone:?}");
+    assert!(matches!(undone, ReleaseOutcome::NotHeld(_)), "{undone:?}");
     assert!(!backend.is_locked(&key("k")).await.expect("works"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_was_replaced_or_deleted_is_noticed() {
+async fn a_replaced_or_deleted_file_is_noticed() {
     let folder = TempDir::new();
     let backend = open(&file(&folder)).await;
     let held = request("k");
-    assert!(matches!(backend.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
-    // Another file, with another lock, in its place.
+    assert!(matches!(backend.acquire(&held).await.expect("works"), AcquireOutcome::Acquired(_)));
+    // The file is replaced by one with another lock.
     let other = folder.path().join("other.db");
     let elsewhere = open(&other).await;
     let theirs = request("theirs");
-    assert!(matches!(elsewhere.acquire(&theirs).await.expect("works"), Acquire::Acquired(_)));
+    assert!(matches!(
+        elsewhere.acquire(&theirs).await.expect("works"),
+        AcquireOutcome::Acquired(_)
+    ));
     drop(elsewhere);
     let checkpoint = Connection::open(&other).expect("opens");
     checkpoint.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_row| Ok(())).expect("works");
@@ -277,23 +281,26 @@ async fn a_file_that_was_replaced_or_deleted_is_noticed() {
     }
     fs::rename(&other, file(&folder)).expect("renamed");
     let extended = backend.extend(&ExtendRequest::new(held.lock_id(), Ttl::DEFAULT)).await;
-    assert!(matches!(extended.expect("works"), Extend::NotHeld(_)), "the lock is lost");
+    assert!(matches!(extended.expect("works"), ExtendOutcome::NotHeld(_)), "the lock is lost");
     assert!(backend.is_locked(&key("theirs")).await.expect("works"));
-    // Deleted: a new file begins.
+    // The file is deleted, and a new one is created.
     for end in ["", "-wal", "-shm"] {
         drop(fs::remove_file(format!("{}{end}", file(&folder).display())));
     }
     assert!(!backend.is_locked(&key("theirs")).await.expect("works"));
-    assert!(matches!(backend.acquire(&request("k")).await.expect("works"), Acquire::Acquired(_)));
+    assert!(matches!(
+        backend.acquire(&request("k")).await.expect("works"),
+        AcquireOutcome::Acquired(_)
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_person_gets_wrong_has_a_code_and_changes_nothing() {
+async fn configuration_mistakes_have_a_code_and_change_nothing() {
     let folder = TempDir::new();
     let path = |name: &str| folder.path().join(name);
     fs::write(
         path("text"),
-        "this is a text that is long enough to be no empty database\n".repeat(40),
+        "this text is long enough that it is not an empty database\n".repeat(40),
     )
     .expect("written");
     let theirs = Connection::open(path("theirs.db")).expect("opens");
@@ -314,7 +321,7 @@ async fn what_a_person_gets_wrong_has_a_code_and_changes_nothing() {
         let error = SqliteBackend::open(SqliteConfig::new(path(name))).await.expect_err(name);
         assert_eq!(error.code(), expected, "{name}: {error:?}");
         assert!(started.elapsed() < Duration::from_secs(2), "{name}: it does not hang");
-        assert_eq!(fs::read(path(name)).ok(), before, "{name} is as it was");
+        assert_eq!(fs::read(path(name)).ok(), before, "{name} is unchanged");
     }
     for url in ["sqlite:", "sqlite:/x?unknown=1", "sqlite:/x?busy_timeout_ms=x", "redis:/x"] {
         let error = SqliteConfig::from_url(url).expect_err(url);
@@ -324,9 +331,9 @@ async fn what_a_person_gets_wrong_has_a_code_and_changes_nothing() {
     assert_eq!(config.expect("a URL").path(), Path::new("/a b/locks.db"));
 }
 
-/// Runs a child by a shell that takes something away from it first.
+/// Runs a child under a shell that restricts it first, and returns its last line.
 fn deprived(folder: &TempDir, how: &str, role: &str) -> String {
-    // Where everybody may read it.
+    // In a directory that every user can read.
     let program = folder.path().join("program");
     fs::copy(std::env::current_exe().expect("this program"), &program).expect("copied");
     let mut shell = Command::new("sh");
@@ -338,7 +345,7 @@ fn deprived(folder: &TempDir, how: &str, role: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_may_not_be_written_is_no_lock() {
+async fn a_file_that_is_not_writable_is_an_auth_failure() {
     let folder = TempDir::new();
     drop(open(&file(&folder)).await);
     let who = Command::new("id").arg("-u").output().expect("runs").stdout;
@@ -347,7 +354,7 @@ async fn a_file_that_may_not_be_written_is_no_lock() {
     for (mode, expected) in [("a+rw", "Ok(Released)"), ("a-w", "Err(AuthFailed)")] {
         let changed = Command::new("chmod").arg("-R").arg(mode).arg(folder.path()).status();
         assert!(changed.expect("runs").success());
-        // Only the owner was left out, who runs as nobody here.
+        // The child runs as the user `nobody`, who must still be able to enter the directory.
         drop(Command::new("chmod").arg("a+rx").arg(folder.path()).status());
         if mode == "a+rw" {
             drop(Command::new("chmod").arg("a+rwx").arg(folder.path()).status());
@@ -357,16 +364,16 @@ async fn a_file_that_may_not_be_written_is_no_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disk_without_room_is_an_error_and_loses_nothing() {
+async fn a_full_disk_is_an_error_and_loses_nothing() {
     let folder = TempDir::new();
     let backend = open(&file(&folder)).await;
     let held = request("held");
-    assert!(matches!(backend.acquire(&held).await.expect("works"), Acquire::Acquired(_)));
+    assert!(matches!(backend.acquire(&held).await.expect("works"), AcquireOutcome::Acquired(_)));
     drop(backend);
-    // No file of the child may grow beyond a kilobyte.
+    // The child's files cannot grow beyond the limit of `ulimit -f`.
     let said = deprived(&folder, "trap '' XFSZ; ulimit -f 1; exec", "open");
     assert!(["Err(ServiceUnavailable)", "Err(RateLimited)"].contains(&said.as_str()), "{said}");
     let backend = open(&file(&folder)).await;
     let released = backend.release(&ReleaseRequest::new(held.lock_id())).await.expect("works");
-    assert_eq!(released, Release::Released);
+    assert_eq!(released, ReleaseOutcome::Released);
 }

@@ -5,13 +5,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, Capabilities, ExtendRequest, Extension, Fenced, Layer, Lease,
+    ManualClock, ReleaseRequest, StoredLock, TimeAuthority,
+};
 use syncguard::memory::MemoryConfig;
+use syncguard::telemetry::{
+    EngineEvent, Event, EventSink, LockEvent, QueuedSink, TelemetryLayer, WaitOutcome,
+};
 use syncguard::{
-    Absence, Acquire, AcquireRequest, Capabilities, EngineEvent, Error, ErrorCode, Event,
-    EventSink, Extend, ExtendRequest, Extension, Fence, Fenced, Key, Layer, Lease, LockBackend,
-    LockEvent, LockId, LockOptions, Locker, LostReason, ManualClock, MemoryBackend, QueuedSink,
-    Release, ReleaseRequest, Result, StoredLock, TelemetryLayer, TimeAuthority, Timestamp, Ttl,
-    WaitOutcome,
+    Error, ErrorCode, ExtendOutcome, Fence, Key, LockBackend, LockId, LockOptions, Locker,
+    LostReason, MemoryBackend, NotHeldReason, ReleaseOutcome, Result, Timestamp, Ttl,
 };
 
 /// Collects everything.
@@ -31,7 +35,7 @@ impl EventSink for Collector {
     }
 
     fn engine(&self, event: &EngineEvent) {
-        self.engine.lock().expect("no panic").push(*event);
+        self.engine.lock().expect("no panic").push(event.clone());
     }
 }
 
@@ -56,7 +60,7 @@ fn as_json(event: &LockEvent) -> Value {
     fields
 }
 
-/// Answers as told.
+/// A backend that returns the same outcome for every operation.
 #[derive(Clone, Copy, Debug)]
 enum Canned {
     Success,
@@ -85,24 +89,24 @@ impl LockBackend for Canned {
         Capabilities::new::<Fenced>("canned", TimeAuthority::Server)
     }
 
-    async fn acquire(&self, _request: &AcquireRequest) -> Result<Acquire> {
-        let granted = || Acquire::Acquired(Lease::new(Fence::FIRST, NOW));
-        self.answer(granted(), Acquire::Contended { free_in: None }, granted())
+    async fn acquire(&self, _request: &AcquireRequest) -> Result<AcquireOutcome> {
+        let granted = || AcquireOutcome::Acquired(Lease::new(Fence::FIRST, NOW));
+        self.answer(granted(), AcquireOutcome::Contended { expires_in: None }, granted())
     }
 
-    async fn release(&self, _request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, _request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         self.answer(
-            Release::Released,
-            Release::NotHeld(Absence::Expired),
-            Release::NotHeld(Absence::Unknown),
+            ReleaseOutcome::Released,
+            ReleaseOutcome::NotHeld(NotHeldReason::Expired),
+            ReleaseOutcome::NotHeld(NotHeldReason::Unknown),
         )
     }
 
-    async fn extend(&self, _request: &ExtendRequest) -> Result<Extend> {
+    async fn extend(&self, _request: &ExtendRequest) -> Result<ExtendOutcome> {
         self.answer(
-            Extend::Extended(Extension::new(NOW)),
-            Extend::NotHeld(Absence::NotFound),
-            Extend::NotHeld(Absence::Unknown),
+            ExtendOutcome::Extended(Extension::new(NOW)),
+            ExtendOutcome::NotHeld(NotHeldReason::NotFound),
+            ExtendOutcome::NotHeld(NotHeldReason::Unknown),
         )
     }
 
@@ -112,18 +116,18 @@ impl LockBackend for Canned {
 
     async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
         let id = LockId::parse("AAAAAAAAAAAAAAAAAAAAAA").expect("valid");
-        let found = StoredLock::new(key.clone(), id, Fence::FIRST, NOW, NOW);
+        let found = StoredLock::new(key.clone(), id, Fence::FIRST).acquired_at(NOW).expires_at(NOW);
         self.answer(Some(found.clone()), None, Some(found))
     }
 
     async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
         let key = Key::new("foo").expect("valid");
-        let found = StoredLock::new(key, *lock_id, Fence::FIRST, NOW, NOW);
+        let found = StoredLock::new(key, *lock_id, Fence::FIRST).acquired_at(NOW).expires_at(NOW);
         self.answer(Some(found.clone()), None, Some(found))
     }
 }
 
-/// One event of every operation.
+/// Returns one event of every operation.
 async fn events(outcome: Canned, include_raw: bool) -> Vec<Value> {
     let choose = move |_event: &LockEvent| include_raw;
     events_about("foo", outcome, choose).await
@@ -149,9 +153,9 @@ async fn events_about(
     let events = sink.operations.lock().expect("no panic").iter().map(as_json).collect();
     let mut events: Vec<Value> = events;
     assert_eq!(events.len(), 6);
-    // Settled point 12: ours adds the lock id's hash to a successful acquire. The id is random.
+    // Settled point 12: syncguard adds the hash of the lock id to an acquire. The id is random.
     if events[0]["result"] == "ok" {
-        assert_eq!(events[0]["lockIdHash"], request.lock_id().hash().as_str());
+        assert_eq!(events[0]["lockIdHash"], request.lock_id().hash_id().as_str());
         let acquire = events[0].as_object_mut().expect("an object");
         acquire.remove("lockIdHash");
         if acquire.contains_key("lockId") {
@@ -173,7 +177,7 @@ async fn events_are_those_of_the_vectors() {
             "success" => events(Canned::Success, include_raw).await,
             "failure" => events(Canned::Failure, include_raw).await,
             "failure without reason" => events(Canned::FailureWithoutReason, include_raw).await,
-            // Settled point 12: ours tells errors too, with their code.
+            // Settled point 12: syncguard also reports errors, with their code.
             "backend throws" => {
                 assert_eq!(case["eventsEmitted"], 0);
                 let ours = events(Canned::Error, include_raw).await;
@@ -185,22 +189,22 @@ async fn events_are_those_of_the_vectors() {
                 continue;
             }
             "success, predicate true only for acquire, NFD key" => {
-                // Settled point 13: ours knows the key in its normal form only.
+                // Settled point 13: syncguard only has the key in its normal form.
                 if !expected["key"].is_null() {
                     expected["key"] = "caf\u{e9}".into();
                 }
                 let choose = |event: &LockEvent| event.operation.as_str() == "acquire";
                 events_about("cafe\u{301}", Canned::Success, choose).await
             }
-            unknown => panic!("a case that nobody plays: {unknown}"),
+            unknown => panic!("unknown case: {unknown}"),
         };
         assert!(ours.contains(&expected), "{expected}\nis not in\n{ours:#?}");
     }
 }
 
-/// Nobody else holds the lock, and it need not have expired: the request may have been undone.
+/// No other request holds the lock, and it need not have expired: the request may have been undone.
 #[tokio::test]
-async fn a_spent_request_is_told_without_a_reason() {
+async fn a_used_request_is_reported_without_a_reason() {
     let clock = Arc::new(ManualClock::default());
     let config = MemoryConfig::default().clock(Arc::<ManualClock>::clone(&clock));
     let sink = Arc::new(Collector::default());
@@ -210,7 +214,7 @@ async fn a_spent_request_is_told_without_a_reason() {
     let request = AcquireRequest::new(key, Ttl::DEFAULT).expect("randomness");
     drop(backend.acquire(&request).await.expect("works"));
     clock.advance(Duration::from_mins(1));
-    assert!(matches!(backend.acquire(&request).await, Ok(Acquire::Spent)));
+    assert!(matches!(backend.acquire(&request).await, Ok(AcquireOutcome::AlreadyUsed)));
     let events = sink.operations.lock().expect("no panic");
     assert_eq!((events[1].ok, events[1].reason), (false, None));
     assert!(events[1].lock_id_hash.is_none(), "nothing was granted");
@@ -220,8 +224,8 @@ async fn a_spent_request_is_told_without_a_reason() {
 async fn a_predicate_chooses_what_is_raw_and_may_panic() {
     let sink = Arc::new(Collector::default());
     let layer = TelemetryLayer::new(Arc::<Collector>::clone(&sink)).include_raw_if(|event| {
-        assert!(event.key.is_none(), "it sees the event before");
-        assert!(event.ok, "it panics for failures");
+        assert!(event.key.is_none(), "the predicate sees the event without raw values");
+        assert!(event.ok, "the predicate panics for failures");
         true
     });
     let backend = layer.layer(MemoryBackend::new());
@@ -239,14 +243,13 @@ async fn a_predicate_chooses_what_is_raw_and_may_panic() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_through_guards_are_told_and_the_engine_tells_the_rest() {
+async fn calls_through_guards_and_engine_events_are_reported() {
     let sink = Arc::new(Collector::default());
-    let backend = TelemetryLayer::new(Arc::<Collector>::clone(&sink)).layer(MemoryBackend::new());
-    let builder = Locker::builder(backend).observer(Arc::<Collector>::clone(&sink));
-    let options = LockOptions::default().timeout(Duration::from_millis(50));
-    let locker = builder.clock(syncguard::LocalClock::Tokio).options(options).build();
+    let builder = Locker::builder(MemoryBackend::new()).telemetry(Arc::<Collector>::clone(&sink));
+    let options = LockOptions::default().timeout(Duration::from_millis(50)).label("nightly");
+    let locker = builder.clock(syncguard::testing::LocalClock::Tokio).options(options).build();
     let locker = locker.expect("in a runtime");
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     drop(locker.lock("k").await.expect_err("held"));
     assert!(locker.try_lock("k").await.expect("works").is_none());
     drop(guard.extend(Ttl::DEFAULT).await.expect("works"));
@@ -269,6 +272,10 @@ async fn calls_through_guards_are_told_and_the_engine_tells_the_rest() {
         ("release", true),
     ];
     assert_eq!(told, expected);
+    let hash = Key::new("k").expect("valid").hash_id();
+    for event in sink.operations.lock().expect("no panic").iter() {
+        assert_eq!(event.key_hash, Some(hash), "{event:?}");
+    }
     let engine = sink.engine.lock().expect("no panic");
     let outcomes: Vec<_> = engine
         .iter()
@@ -285,35 +292,46 @@ async fn calls_through_guards_are_told_and_the_engine_tells_the_rest() {
         EngineEvent::Waited { outcome: WaitOutcome::TimedOut, waited, attempts: 0, .. }
             if waited == Duration::from_millis(50)
     ));
+    for (place, number) in [(0, 1), (3, 1), (4, 2), (5, 2)] {
+        let (EngineEvent::Waited { label, fence, .. } | EngineEvent::Held { label, fence, .. }) =
+            &engine[place]
+        else {
+            panic!("{:?}", engine[place]);
+        };
+        assert_eq!(label.as_deref(), Some("nightly"));
+        assert_eq!(fence.map(Fence::get), Some(number));
+    }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_told_once() {
+async fn a_loss_is_reported_once() {
     let sink = Arc::new(Collector::default());
-    let builder = Locker::builder(MemoryBackend::new()).observer(Arc::<Collector>::clone(&sink));
+    let builder = Locker::builder(MemoryBackend::new()).telemetry(Arc::<Collector>::clone(&sink));
     let ttl = Ttl::new(Duration::from_millis(100)).expect("valid");
     let locker = builder
-        .clock(syncguard::LocalClock::Tokio)
+        .clock(syncguard::testing::LocalClock::Tokio)
         .options(LockOptions::default().ttl(ttl))
         .build()
         .expect("in a runtime");
     let guard = locker.lock("k").await.expect("free");
     guard.lost().await;
     guard.lost().await;
-    let key_hash = guard.key().hash();
-    let lost = EngineEvent::Lost { key_hash, reason: LostReason::Expired };
-    let count = sink.engine.lock().expect("no panic").iter().filter(|e| **e == lost).count();
-    assert_eq!(count, 1);
+    let events = sink.engine.lock().expect("no panic");
+    let is_loss = |event: &&EngineEvent| {
+        matches!(event, EngineEvent::Lost { key_hash, reason: LostReason::Expired, fence, .. }
+            if *key_hash == guard.key().hash_id() && *fence == Some(guard.fence()))
+    };
+    assert_eq!(events.iter().filter(is_loss).count(), 1, "{events:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_that_nobody_watched_for_is_told_at_the_release() {
+async fn an_unnoticed_loss_is_reported_at_the_release() {
     let sink = Arc::new(Collector::default());
-    let builder = Locker::builder(MemoryBackend::new()).observer(Arc::<Collector>::clone(&sink));
+    let builder = Locker::builder(MemoryBackend::new()).telemetry(Arc::<Collector>::clone(&sink));
     let ttl = Ttl::new(Duration::from_millis(100)).expect("valid");
     let options = LockOptions::default().ttl(ttl);
-    let locker = builder.clock(syncguard::LocalClock::Tokio).options(options).build();
-    let mut guard = locker.expect("in a runtime").lock("k").await.expect("free");
+    let locker = builder.clock(syncguard::testing::LocalClock::Tokio).options(options).build();
+    let guard = locker.expect("in a runtime").lock("k").await.expect("free");
     tokio::time::sleep(Duration::from_secs(1)).await;
     guard.release().await.expect("works");
     let events = sink.engine.lock().expect("no panic");
@@ -341,16 +359,16 @@ impl EventSink for Panicking {
 async fn a_panicking_sink_breaks_nothing() {
     std::panic::set_hook(Box::new(|_| {}));
     let backend = TelemetryLayer::new(Arc::new(Panicking)).layer(MemoryBackend::new());
-    let locker = Locker::builder(backend).observer(Arc::new(Panicking)).build();
+    let locker = Locker::builder(backend).telemetry(Arc::new(Panicking)).build();
     let locker = locker.expect("in a runtime");
-    let mut guard = locker.lock("k").await.expect("free");
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    let guard = locker.lock("k").await.expect("free");
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
     drop(locker.lock("k").await.expect("free"));
     locker.shutdown().await.expect("released");
     drop(std::panic::take_hook());
 }
 
-/// A sink of one's own that stops at its first event until the test lets it go on.
+/// A custom sink that blocks at its first event until the test unblocks it.
 #[derive(Debug)]
 struct Stuck {
     gate: Mutex<std::sync::mpsc::Receiver<()>>,
@@ -359,7 +377,7 @@ struct Stuck {
 
 impl EventSink for Stuck {
     fn operation(&self, _event: &LockEvent) {
-        // Gives up by itself, so that a test that fails ends.
+        // Times out, so that a failing test ends.
         let gate = self.gate.lock().expect("no panic");
         assert!(gate.recv_timeout(Duration::from_secs(5)).is_err(), "nothing is ever sent");
         self.seen.fetch_add(1, Ordering::SeqCst);
@@ -367,7 +385,7 @@ impl EventSink for Stuck {
 }
 
 #[tokio::test]
-async fn a_sink_of_ones_own_slows_no_lock() {
+async fn a_custom_sink_slows_no_lock() {
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
     let seen = Arc::new(AtomicUsize::new(0));
     let sink = Stuck { gate: Mutex::new(blocked), seen: Arc::clone(&seen) };
@@ -379,7 +397,7 @@ async fn a_sink_of_ones_own_slows_no_lock() {
     for _ in 0..QueuedSink::CAPACITY + 10 {
         drop(backend.is_locked(&key).await);
     }
-    assert!(layer.dropped() > 0, "what does not fit is lost, and counted");
+    assert!(layer.dropped() > 0, "events that do not fit are dropped and counted");
     drop(unblock);
     let all = QueuedSink::CAPACITY + 11 - usize::try_from(layer.dropped()).expect("small");
     for _ in 0..500 {
@@ -388,7 +406,7 @@ async fn a_sink_of_ones_own_slows_no_lock() {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("{} of {all} events were heard", seen.load(Ordering::SeqCst));
+    panic!("{} of {all} events arrived", seen.load(Ordering::SeqCst));
 }
 
 #[tokio::test]
@@ -398,7 +416,7 @@ async fn a_slow_callback_slows_no_lock_and_lost_events_are_counted() {
     let counter = Arc::clone(&seen);
     let sink = QueuedSink::new(move |event| {
         assert!(matches!(event, Event::Operation(_)));
-        // Blocks at the first event until the test says so.
+        // Blocks at the first event until the test unblocks it.
         assert!(blocked.recv().is_err());
         *counter.lock().expect("no panic") += 1;
     })

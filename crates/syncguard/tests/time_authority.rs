@@ -1,21 +1,24 @@
-//! The server's clock decides, not the client's: a client whose wall clock is an hour off takes,
-//! extends and sees locks like any other.
+//! The server's clock decides, not the client's: a client whose wall clock is wrong takes, extends
+//! and sees locks like any other.
 #![cfg(all(target_os = "linux", feature = "postgres", feature = "redis"))]
 
 mod wall_clock;
 
 use std::time::{Duration, SystemTime};
 
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, ExtendRequest, ReleaseRequest, TimeAuthority,
+};
 use syncguard::{
-    Acquire, AcquireRequest, AnyBackend, Extend, ExtendRequest, Key, LockBackend, Release,
-    ReleaseRequest, TimeAuthority, Timestamp, Ttl, connect, diagnostics,
+    AnyBackend, ExtendOutcome, Key, LockBackend, ReleaseOutcome, Timestamp, Ttl, connect,
+    diagnostics,
 };
 use test_support::{PostgresOptions, PostgresServer, RedisOptions, RedisServer};
 use wall_clock::{MovableClock, with_a_movable_clock};
 
 const MOST_OFF: Duration = Duration::from_mins(5);
 
-/// Whether an expiry lies a TTL after the true time, as far as a slow machine can tell.
+/// Checks that an expiry is one TTL after the true time, with a margin for slow machines.
 #[track_caller]
 fn assert_is_true(expires_at: Timestamp, taken: SystemTime, ttl: Ttl) {
     let (ours, expected) = (SystemTime::from(expires_at), taken + ttl.as_duration());
@@ -23,29 +26,31 @@ fn assert_is_true(expires_at: Timestamp, taken: SystemTime, ttl: Ttl) {
     assert!(off < MOST_OFF, "the expiry is off by {off:?}");
 }
 
-/// A whole life of a lock, with a clock that is set in its middle.
+/// Runs the whole life of a lock, with a clock that is set in the middle.
 async fn live(backend: AnyBackend, clock: &MovableClock, set: impl Fn(&MovableClock)) {
     assert_eq!(backend.capabilities().time_authority, TimeAuthority::Server);
     let truth = SystemTime::now();
     let before = request("before");
-    assert!(matches!(backend.acquire(&before).await, Ok(Acquire::Acquired(_))));
+    assert!(matches!(backend.acquire(&before).await, Ok(AcquireOutcome::Acquired(_))));
     set(clock);
-    // What was taken by the true clock is held by the other one.
+    // A lock that was taken by the true clock is held by the wrong one.
     assert!(backend.is_locked(before.key()).await.expect("works"), "a client's clock decides");
     let rival = backend.acquire(&request("before")).await.expect("works");
-    assert!(matches!(rival, Acquire::Contended { .. }), "two hold one lock: {rival:?}");
-    // What is taken and extended by it expires by the true one.
+    assert!(matches!(rival, AcquireOutcome::Contended { .. }), "two hold one lock: {rival:?}");
+    // A lock that is taken and extended by the wrong clock expires by the true one.
     let after = request("after");
-    let Ok(Acquire::Acquired(lease)) = backend.acquire(&after).await else { panic!("free") };
+    let Ok(AcquireOutcome::Acquired(lease)) = backend.acquire(&after).await else { panic!("free") };
     assert_is_true(lease.expires_at(), truth, Ttl::DEFAULT);
     let stored = diagnostics::get_by_key(&backend, after.key()).await.expect("works");
     assert_eq!(stored.expect("held").expires_at, lease.expires_at());
     for request in [before, after] {
         let extend = ExtendRequest::new(request.lock_id(), Ttl::DEFAULT);
-        let Ok(Extend::Extended(extension)) = backend.extend(&extend).await else { panic!("held") };
+        let Ok(ExtendOutcome::Extended(extension)) = backend.extend(&extend).await else {
+            panic!("held")
+        };
         assert_is_true(extension.expires_at(), truth, Ttl::DEFAULT);
         let release = ReleaseRequest::new(request.lock_id());
-        assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+        assert_eq!(backend.release(&release).await.expect("works"), ReleaseOutcome::Released);
     }
 }
 
@@ -53,11 +58,11 @@ fn request(key: &str) -> AcquireRequest {
     AcquireRequest::new(Key::new(key).expect("valid"), Ttl::DEFAULT).expect("randomness")
 }
 
-/// Lives twice: with the clock ahead, and with the clock back.
+/// Runs it twice: with the clock set ahead, and with the clock set back.
 async fn live_with_a_wrong_clock(url: &str, clock: MovableClock) {
     let backend = connect(url).await.expect("a server");
-    if let Some(inspector) = backend.inspector() {
-        inspector.setup().await.expect("works");
+    if let Some(admin) = backend.admin() {
+        admin.setup().await.expect("works");
     }
     live(backend.clone(), &clock, MovableClock::set_ahead).await;
     clock.set_true();

@@ -1,11 +1,9 @@
-//! Values from the running TypeScript implementation. Where ours differ on purpose, the list of
-//! departures says so and the test asserts *our* value there; nothing is skipped.
+//! Values from the running TypeScript implementation. Where ours differ on purpose, a list of
+//! departures names the cases, and the tests assert *our* value. No case is skipped.
 
 use serde_json::Value;
-use syncguard::{
-    Backoff, ErrorCode, Fence, Jitter, Key, KeySpace, LockId, RetryPolicy, TIME_TOLERANCE_MS,
-    Timestamp, hash_key, is_live,
-};
+use syncguard::backend::{KeySpace, TIME_TOLERANCE_MS, hash_key, is_live};
+use syncguard::{Backoff, ErrorCode, Fence, Jitter, Key, LockId, RetryPolicy, Timestamp};
 
 fn load(text: &str) -> Value {
     serde_json::from_str(text).expect("the vectors are JSON")
@@ -39,13 +37,13 @@ fn hashes_of_keys() {
     cannot_be_text(&vectors);
 }
 
-/// Half a character: a text of theirs that no text of ours can be.
+/// Checks lone surrogates, which a JavaScript string can contain and a Rust string cannot.
 fn cannot_be_text(vectors: &Value) {
     for case in cases(vectors, "jsOnlyLoneSurrogates") {
         let units = cases(case, "utf16").iter().map(|unit| unit.as_u64().expect("a number"));
         let units: Vec<_> = units.map(|unit| u16::try_from(unit).expect("16 bits")).collect();
         assert!(String::from_utf16(&units).is_err(), "{case}");
-        // What they send for it is a replacement character, which is a key like any other.
+        // TypeScript sends a replacement character instead, which is a valid key.
         if let Some(sent) = case["utf8OnTheWire"].as_str() {
             let key = Key::new(String::from_utf16_lossy(&units)).expect("valid");
             let bytes =
@@ -56,7 +54,7 @@ fn cannot_be_text(vectors: &Value) {
     }
 }
 
-/// What is no text in JavaScript. Ours takes nothing but text, so the compiler refuses these; the
+/// Returns the inputs that are not strings in JavaScript. In Rust the compiler refuses them; the
 /// list is asserted so that a new case is noticed.
 fn inputs_that_are_no_text(vectors: &Value) -> Vec<&str> {
     let list = cases(vectors, "jsOnlyNonString").iter();
@@ -66,7 +64,7 @@ fn inputs_that_are_no_text(vectors: &Value) -> Vec<&str> {
 
 #[test]
 fn keys() {
-    // Settled point 7: a NUL is refused on every backend.
+    // Settled point 7: every backend refuses a NUL.
     let departs = |key: &str| key.contains('\0');
     let vectors = load(include_str!("vectors/key_validation.json"));
     let mut departures = 0;
@@ -102,11 +100,11 @@ fn lock_ids() {
         if let Err(error) = result {
             assert_eq!(error.code(), ErrorCode::InvalidArgument);
             // Settled point 17: the message does not repeat the id.
-            assert_eq!(error.to_string(), "lock id must be exactly 22 base64url characters");
+            assert_eq!(error.message(), "lock id must be exactly 22 base64url characters");
         }
     }
     for input in inputs_that_are_no_text(&vectors) {
-        let error = LockId::parse(input).expect_err("as text it is no lock id either");
+        let error = LockId::parse(input).expect_err("not a lock id as text either");
         assert_eq!(error.code(), ErrorCode::InvalidArgument);
     }
 }
@@ -117,10 +115,10 @@ fn fences() {
     assert_eq!(text(&vectors["meta"], "max"), Fence::MAX.to_string());
     assert_eq!(text(&vectors["meta"], "warn"), Fence::WARN.to_string());
     for case in cases(&vectors, "cases") {
-        // Negative numbers, fractions and infinity are no `u64`: the type does not let them in, and
-        // neither does the text. Theirs cuts a fraction off; nobody should ask for one.
+        // Negative numbers, fractions and infinity are not a `u64`, and parsing refuses them too.
+        // TypeScript truncates fractions.
         let Ok(input) = text(case, "input").parse::<u64>() else {
-            let error = text(case, "input").parse::<Fence>().expect_err("no fence");
+            let error = text(case, "input").parse::<Fence>().expect_err("not a fence");
             assert_eq!(error.code(), ErrorCode::InvalidArgument, "{case}");
             assert_eq!(text(case, "kind"), "js-number", "{case}");
             continue;
@@ -141,8 +139,8 @@ fn fences() {
     }
 }
 
-/// Settled point 2: there is one tolerance. Where a case asks for another one and the answer depends
-/// on it, ours is that of the one tolerance.
+/// Settled point 2: there is one tolerance. Where a case uses another one and the result depends on
+/// it, our result is that of the one tolerance.
 #[test]
 fn liveness() {
     let vectors = load(include_str!("vectors/time_liveness.json"));
@@ -165,7 +163,7 @@ fn liveness() {
     assert_eq!(departures, [&without[..], &twice[..]].concat(), "the list is out of date");
 }
 
-/// What Redis calls the time, in whole milliseconds: as the scripts compute it.
+/// The time of a Redis server in whole milliseconds, as the scripts compute it.
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn redis_server_time() {
@@ -175,10 +173,10 @@ async fn redis_server_time() {
     };
     let client = redis::Client::open(server.url()).expect("a URL");
     let mut connection = client.get_multiplexed_async_connection().await.expect("a server");
-    // The function that all scripts use, with a time of our choice instead of the server's.
+    // The function that all scripts use, with a given time instead of the server's.
     let common = include_str!("../src/backends/redis/lua/common.lua");
     let asks = "redis.call('TIME')";
-    assert_eq!(common.matches(asks).count(), 1, "there is one way to the time");
+    assert_eq!(common.matches(asks).count(), 1, "the scripts read the time in one place");
     let script = common.replace(asks, "{ARGV[1], ARGV[2]}") + "\nreturn integer(now_ms())";
     let vectors = load(include_str!("vectors/time_liveness.json"));
     for case in cases(&vectors, "redisServerTime") {
@@ -207,7 +205,7 @@ fn storage_keys() {
                 assert_eq!(storage_key, text(case, "storageKey"), "{case}");
                 assert_eq!(storage_key.len(), size(case, "bytes"), "{case}");
             }
-            // Ours also refuses keys over 512 bytes and NUL here, because a `Key` cannot be made.
+            // Ours also refuses keys over 512 bytes and with a NUL, which cannot be a `Key`.
             Err(error) => {
                 let key = text(case, "key");
                 let cannot_be_made = key.len() > 512 || key.contains('\0');
@@ -254,20 +252,20 @@ fn fence_and_index_keys() {
 }
 
 fn policy(case: &Value) -> RetryPolicy {
-    RetryPolicy {
-        max_retries: case["maxRetries"].as_u64().map(|max| u32::try_from(max).expect("small")),
-        delay: std::time::Duration::from_millis(number(case, "retryDelayMs")),
-        backoff: match text(case, "backoff") {
-            "exponential" => Backoff::Exponential,
-            _ => Backoff::Fixed,
-        },
-        jitter: match text(case, "jitter") {
-            "equal" => Jitter::Equal,
-            "full" => Jitter::Full,
-            _ => Jitter::None,
-        },
-        max_delay: None,
-    }
+    let backoff = match text(case, "backoff") {
+        "exponential" => Backoff::Exponential,
+        _ => Backoff::Fixed,
+    };
+    let jitter = match text(case, "jitter") {
+        "equal" => Jitter::Equal,
+        "full" => Jitter::Full,
+        _ => Jitter::None,
+    };
+    RetryPolicy::default()
+        .max_retries(case["maxRetries"].as_u64().map(|max| u32::try_from(max).expect("small")))
+        .delay(std::time::Duration::from_millis(number(case, "retryDelayMs")))
+        .backoff(backoff)
+        .jitter(jitter)
 }
 
 #[test]
@@ -275,7 +273,7 @@ fn retry_delays() {
     let vectors = load(include_str!("vectors/retry_delay.json"));
     for case in cases(&vectors, "delayBounds") {
         let attempt = u32::try_from(number(case, "attempt")).expect("small");
-        let delay_ms = |random| policy(case).delay(attempt, random).as_secs_f64() * 1000.0;
+        let delay_ms = |random| policy(case).delay_for(attempt, random).as_secs_f64() * 1000.0;
         for (random, field) in [(0.0, "minMs"), (0.5, "atRandomHalfMs"), (1.0, "maxMs")] {
             let expected = case[field].as_f64().expect("a number");
             assert!((delay_ms(random) - expected).abs() < 1e-3, "{field} of {case}");
@@ -283,9 +281,9 @@ fn retry_delays() {
     }
 }
 
-/// Whole retry loops, by the virtual clock: ours follow the vectors but for the last sleep, which
-/// ends a little before the timeout for one last attempt, and for a delay of zero, which means "at
-/// once" (settled point 9).
+/// Whole retry loops by a virtual clock. Ours follow the vectors, except for the last sleep, which
+/// ends a little before the timeout for one last attempt, and for a delay of zero, which means
+/// "immediately" (settled point 9).
 #[test]
 fn retry_loops() {
     let vectors = load(include_str!("vectors/retry_delay.json"));
@@ -298,7 +296,7 @@ fn retry_loops() {
         let mut elapsed = 0.0;
         for (index, expected) in delays.iter().enumerate() {
             let retry = u32::try_from(index + 1).expect("small");
-            let delay = policy.delay(retry, random).as_secs_f64() * 1000.0;
+            let delay = policy.delay_for(retry, random).as_secs_f64() * 1000.0;
             let was_cut = elapsed + expected >= timeout_ms;
             if was_cut {
                 assert!(delay >= *expected, "{case}");

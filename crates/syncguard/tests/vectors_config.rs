@@ -1,29 +1,32 @@
-//! Configurations that the running TypeScript implementation takes or refuses, and what ours does
-//! with them. Every case is run; where ours differs on purpose, the reason is written beside it and
-//! *our* answer is asserted.
+//! Configurations that the running TypeScript implementation accepts or refuses, compared with
+//! ours. Every case runs. Where ours differs on purpose, the test names the reason and asserts
+//! *our* result.
 #![cfg(all(feature = "firestore", feature = "postgres", feature = "redis"))]
 
 use serde_json::Value;
-use syncguard::{ErrorCode, Key, KeySpace, explain_key};
+use syncguard::backend::KeySpace;
+use syncguard::diagnostics::explain_key;
+use syncguard::{ErrorCode, Key};
 
-/// An URL with options; what is `null` in the vectors is left out.
+/// Builds a URL with options. Options that are `null` in the vectors are omitted.
 fn url(base: &str, options: [(&str, &Value); 2]) -> String {
     let options = options.into_iter().filter_map(|(name, value)| Some((name, value.as_str()?)));
     let mut query = form_urlencoded::Serializer::new(String::new());
     format!("{base}?{}", query.extend_pairs(options).finish())
 }
 
-/// Why ours refuses what theirs takes, or takes what theirs refuses.
+/// Returns why ours refuses what TypeScript accepts, or the reverse.
 fn departure(case: &Value) -> Option<&'static str> {
     let is = |field: &str, text: &str| case[field] == text;
     let text = |field: &str| case[field].as_str().unwrap_or_default();
     match text("backend") {
-        // Every lock on such a prefix fails with them (storage_key.json); ours says so at once.
-        "redis" if text("keyPrefix").len() > 973 => Some("no name fits behind this prefix"),
+        // With TypeScript, every lock under such a prefix fails (storage_key.json); ours fails
+        // early.
+        "redis" if text("keyPrefix").len() > 973 => Some("the prefix leaves no room for a name"),
         "postgres" if is("tableName", "") => Some("an empty name is a mistake, not the default"),
         "postgres" if is("tableName", "a.b") => Some("a table may be in a schema"),
-        "postgres" if text("tableName").len() > 63 => Some("the server would cut the name"),
-        "firestore" if text("collection").contains('/') => Some("no collection has this name"),
+        "postgres" if text("tableName").len() > 63 => Some("the server truncates the name"),
+        "firestore" if text("collection").contains('/') => Some("not a valid collection name"),
         "firestore" if is("collection", "") || is("fenceCollection", "") => {
             (case["ok"] == true).then_some("a collection without a name fails at every lock")
         }
@@ -31,7 +34,7 @@ fn departure(case: &Value) -> Option<&'static str> {
     }
 }
 
-/// The records of a key under a configuration, as its owner would look for them.
+/// Returns the names of a key's records under a configuration: the lock and the fence counter.
 fn expected_names(case: &Value) -> [String; 2] {
     let effective = |place: usize| case["effective"][place].as_str().expect("a name");
     match case["backend"].as_str().expect("a text") {
@@ -78,7 +81,7 @@ fn configurations() {
         let is_taken = (case["ok"] == true) != departure.is_some();
         match explain_key(&url, &key()) {
             Ok(places) => {
-                assert!(is_taken, "ours takes it: {case}");
+                assert!(is_taken, "ours accepts it: {case}");
                 let place = |what| places.iter().find(|(name, _)| *name == what).map(|(_, at)| at);
                 if departure.is_none() {
                     let [lock, fence] = expected_names(case);

@@ -1,6 +1,6 @@
-//! Codes of errors from the running TypeScript implementation, and ours for the same trouble. It
-//! looks for words in messages; ours goes by codes ([ADR 032]), so many differ on purpose. Every
-//! case is run, and where ours differs the reason is written beside it.
+//! Error codes of the running TypeScript implementation, compared with ours for the same failure.
+//! TypeScript matches words in messages; ours maps codes ([ADR 032]), so many differ on purpose.
+//! Every case runs, and where ours differs, the test names the reason.
 //!
 //! [ADR 032]: ../../../docs/adr/032-error-codes-in-one-table.md
 #![cfg(all(feature = "firestore", feature = "postgres", feature = "redis"))]
@@ -14,15 +14,14 @@ use std::time::Duration;
 use ::redis::aio::ConnectionLike;
 use ::redis::{Cmd, Pipeline, RedisError, RedisFuture, Value as RedisValue, parse_redis_value};
 use serde_json::Value;
+use syncguard::backend::AcquireRequest;
 use syncguard::firestore::FirestoreConfig;
 use syncguard::firestore::tonic::body::Body;
 use syncguard::firestore::tonic::codegen::{Service, http};
 use syncguard::firestore::tonic::{Code, Status};
 use syncguard::postgres::PostgresConfig;
 use syncguard::redis::RedisConfig;
-use syncguard::{
-    AcquireRequest, Error, FirestoreBackend, Key, LockBackend, PostgresBackend, RedisBackend, Ttl,
-};
+use syncguard::{Error, FirestoreBackend, Key, LockBackend, PostgresBackend, RedisBackend, Ttl};
 
 fn vectors(backend: &str) -> Vec<Value> {
     let all: Value =
@@ -30,7 +29,7 @@ fn vectors(backend: &str) -> Vec<Value> {
     all[backend].as_array().expect("a list of cases").clone()
 }
 
-/// The words by which a case is known: a message, a code and a message, or what is no error at all.
+/// Returns the code and the text that identify a case: a message, or a value that is not an error.
 fn input(case: &Value) -> (&str, &str) {
     let input = &case["input"];
     let text = |name: &str| input[name].as_str().unwrap_or_default();
@@ -45,16 +44,17 @@ fn request() -> AcquireRequest {
     AcquireRequest::new(Key::new("canary-key").expect("valid"), Ttl::DEFAULT).expect("randomness")
 }
 
-/// A code of ours, and why it differs from theirs.
+/// Our code, and why it differs from TypeScript's.
 type Departure = (&'static str, &'static str);
 
-/// Asserts their code, or ours where a departure is listed; a departure that is none is out of date.
+/// Asserts TypeScript's code, or ours where a departure is listed. A departure that does not differ
+/// is out of date.
 #[track_caller]
 fn compare(case: &Value, departure: Option<Departure>, error: &Error) {
     let theirs = case["code"].as_str().expect("a code");
     let expected = match departure {
         Some((ours, why)) => {
-            assert_ne!(ours, theirs, "no departure at all ({why}): {case}");
+            assert_ne!(ours, theirs, "not a departure ({why}): {case}");
             ours
         }
         None => theirs,
@@ -64,7 +64,7 @@ fn compare(case: &Value, departure: Option<Departure>, error: &Error) {
     assert!(!shown.contains("canary"), "{shown}");
 }
 
-/// A connection of the caller's own on which everything goes wrong in the same way.
+/// A connection on which every command fails with the same error.
 #[derive(Clone)]
 struct Refusing(RedisError);
 
@@ -87,16 +87,16 @@ impl ConnectionLike for Refusing {
     }
 }
 
-/// What the server answered, as the driver reads it.
+/// Parses an error reply of the server with the driver.
 fn answered(line: &str) -> RedisError {
     let answer = parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("a complete answer");
     answer.extract_error().expect_err("it is an error")
 }
 
-const BY_CODE: &str = "the code decides, and a caller must know whether to try again";
-const NO_WORDS: &str = "a word in a message decides nothing, and no server sends this code";
+const BY_CODE: &str = "the code decides, and a caller must know whether to retry";
+const NO_WORDS: &str = "message text does not matter, and no server sends this code";
 
-/// The same trouble with our driver, and our code where it is another.
+/// Returns the same failure with our driver, and our code if it differs.
 fn redis_trouble(message: &str) -> (RedisError, Option<Departure>) {
     let io = |kind: io::ErrorKind| RedisError::from(io::Error::from(kind));
     let lost = Some(("ServiceUnavailable", BY_CODE));
@@ -108,7 +108,7 @@ fn redis_trouble(message: &str) -> (RedisError, Option<Departure>) {
         }
         "read ECONNRESET" => (io(io::ErrorKind::ConnectionReset), None),
         "connect ECONNREFUSED 127.0.0.1:1" => (io(io::ErrorKind::ConnectionRefused), None),
-        // Refused is refused, whatever else the message mentions.
+        // The connection was refused, whatever else the message mentions.
         "connect ECONNREFUSED after timeout" => (io(io::ErrorKind::ConnectionRefused), lost),
         "getaddrinfo ENOTFOUND host" => (io::Error::other("no such host").into(), None),
         "connect EHOSTUNREACH" => (io(io::ErrorKind::HostUnreachable), lost),
@@ -146,14 +146,14 @@ async fn redis() {
         let (trouble, departure) = redis_trouble(message);
         let config = RedisConfig::from_connection(Refusing(trouble));
         let error = match RedisBackend::connect(config).await {
-            Ok(backend) => backend.acquire(&request()).await.expect_err("it goes wrong"),
+            Ok(backend) => backend.acquire(&request()).await.expect_err("it fails"),
             Err(error) => error,
         };
         compare(&case, departure, &error);
     }
 }
 
-/// Redis says this when a connection is opened, and closes it.
+/// Connects to a Redis that sends this error for a new connection and closes it.
 async fn full_redis(message: &str) -> Error {
     let line = format!("-{message}\r\n");
     let port = serve(move |mut client| drop(client.write_all(line.as_bytes())));
@@ -161,7 +161,7 @@ async fn full_redis(message: &str) -> Error {
     RedisBackend::connect(config).await.expect_err("it is full")
 }
 
-/// Serves every connection to a port in the same way.
+/// Listens on a free port and serves every connection with `answer`.
 fn serve(answer: impl Fn(TcpStream) + Send + Sync + 'static) -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     let port = listener.local_addr().expect("an address").port();
@@ -175,10 +175,10 @@ fn serve(answer: impl Fn(TcpStream) + Send + Sync + 'static) -> u16 {
     port
 }
 
-/// What a PostgreSQL server does once a client is logged in.
+/// What a fake PostgreSQL server does once a client is logged in.
 #[derive(Clone)]
 enum Postgres {
-    /// It answers everything with this SQLSTATE.
+    /// It fails every request with this SQLSTATE.
     Answers(String),
     Closes,
     IsSilent,
@@ -186,9 +186,9 @@ enum Postgres {
 
 impl Postgres {
     fn serve(&self, mut client: TcpStream) -> io::Result<()> {
-        // The startup message has a length and no type; nothing in it matters here.
+        // The startup message has a length but no type. Its content does not matter here.
         read_message(&mut client, false)?;
-        // Authentication is not needed, and the server is ready.
+        // Replies that authentication is not needed and that the server is ready.
         client.write_all(b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I")?;
         loop {
             let kind = read_message(&mut client, true)?;
@@ -210,7 +210,7 @@ impl Postgres {
     }
 }
 
-/// Reads a message and answers its type, zero where it has none.
+/// Reads a message and returns its type, or zero if it has none.
 fn read_message(client: &mut TcpStream, has_type: bool) -> io::Result<u8> {
     let (mut kind, mut length) = ([0], [0; 4]);
     if has_type {
@@ -222,13 +222,13 @@ fn read_message(client: &mut TcpStream, has_type: bool) -> io::Result<u8> {
     Ok(kind[0])
 }
 
-/// The same trouble with our driver, and our code where it is another.
+/// Returns the same failure with our driver (a server or an address), and our code if it differs.
 fn postgres_trouble(
     code: &str,
     message: &str,
 ) -> (Result<Postgres, &'static str>, Option<Departure>) {
     let lost = Some(("ServiceUnavailable", BY_CODE));
-    // Without its words in the message theirs does not know even these.
+    // TypeScript recognizes these only by words in the message.
     let is_told = !message.is_empty() && message != "msg";
     match code {
         "CONNECT_TIMEOUT" | "ETIMEDOUT" => {
@@ -240,7 +240,7 @@ fn postgres_trouble(
         "ECONNRESET" => (Ok(Postgres::Closes), lost.filter(|_| !is_told)),
         "ECONNREFUSED" => (Err("127.0.0.1:1"), lost.filter(|_| !is_told)),
         "ENOTFOUND" => (Err("syncguard.invalid:5432"), lost.filter(|_| !is_told)),
-        // What is no error of the server at all: an answer that nobody knows.
+        // Not an error of the server: use an unknown SQLSTATE.
         "" => (Ok(Postgres::Answers("ZZ999".to_owned())), None),
         state => {
             let departure = match state {
@@ -265,7 +265,7 @@ async fn postgres() {
         let (trouble, departure) = postgres_trouble(code, message);
         let address = match trouble {
             Ok(server) => {
-                // A client that leaves is none of our business.
+                // A client may disconnect at any time.
                 format!("127.0.0.1:{}", serve(move |client| drop(server.serve(client))))
             }
             Err(address) => address.to_owned(),
@@ -274,14 +274,14 @@ async fn postgres() {
         let config = PostgresConfig::from_url(&url).expect("valid");
         let config = config.response_timeout(Duration::from_millis(500));
         let error = match PostgresBackend::connect(config).await {
-            Ok(backend) => backend.acquire(&request()).await.expect_err("it goes wrong"),
+            Ok(backend) => backend.acquire(&request()).await.expect_err("it fails"),
             Err(error) => error,
         };
         compare(&case, departure, &error);
     }
 }
 
-/// A channel on which every request fails in the same way.
+/// A channel on which every request fails with the same status.
 #[derive(Clone)]
 struct Failing(Code, &'static str);
 
@@ -299,7 +299,7 @@ impl Service<http::Request<Body>> for Failing {
     }
 }
 
-/// The same answer, and our code where it is another.
+/// Returns the same gRPC code, and our code if it differs.
 fn firestore_trouble(message: &str) -> (Code, Option<Departure>) {
     let input = Some(("InvalidArgument", BY_CODE));
     let number = message.split(' ').next().and_then(|number| number.parse().ok());
@@ -316,7 +316,7 @@ fn firestore_trouble(message: &str) -> (Code, Option<Departure>) {
         (None, "Transaction is invalid or closed.") => {
             (Code::Unknown, Some(("Internal", "ours uses no transactions; ADR 042")))
         }
-        // What did not come from the server has no code.
+        // An error that does not come from the server has no code.
         (None, _) => (Code::Unknown, None),
     }
 }
@@ -326,11 +326,11 @@ async fn firestore() {
     for case in vectors("firestore") {
         let (_, message) = input(&case);
         if message == "internal abort marker" {
-            // Ours needs no marker: the token ends the call, not the store.
+            // Ours needs no marker: the token ends the call, without the store.
             let token = syncguard::CancellationToken::new();
             token.cancel();
             let never = std::future::pending::<syncguard::Result<()>>();
-            let error = syncguard::cancellable(&token, never).await.expect_err("cancelled");
+            let error = syncguard::cancellable(&token, never).await.expect_err("canceled");
             compare(&case, None, &error);
             continue;
         }
@@ -339,7 +339,7 @@ async fn firestore() {
         let config = config.channel(Failing(code, "canary"));
         let backend = FirestoreBackend::connect(config).await;
         let error = match backend {
-            Ok(backend) => backend.is_locked(request().key()).await.expect_err("it goes wrong"),
+            Ok(backend) => backend.is_locked(request().key()).await.expect_err("it fails"),
             Err(error) => error,
         };
         compare(&case, departure, &error);

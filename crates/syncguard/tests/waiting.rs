@@ -1,4 +1,4 @@
-//! Waiting for a lock: order, timeouts, retries and wake-ups, on virtual time.
+//! Waiting for a lock: order, timeouts, retries and notifications, on virtual time.
 
 mod support;
 
@@ -7,18 +7,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use support::{Call, Fault, Faulty, key, locker, ms, ttl_ms};
+use syncguard::backend::{AcquireOutcome, AcquireRequest};
 use syncguard::{
-    Acquire, AcquireRequest, Backoff, CancellationToken, ErrorCode, Jitter, LockBackend,
-    LockOptions, Release, RetryPolicy,
+    Backoff, CancellationToken, ErrorCode, Jitter, LockBackend, LockOptions, ReleaseOutcome,
+    RetryPolicy,
 };
 use tokio::time::Instant;
 
 fn plain_retry() -> RetryPolicy {
-    RetryPolicy { jitter: Jitter::None, ..RetryPolicy::default() }
+    RetryPolicy::default().jitter(Jitter::None)
 }
 
 #[tokio::test(start_paused = true)]
-async fn retries_come_when_the_policy_says_and_one_comes_last() {
+async fn retries_follow_the_policy_and_one_comes_just_before_the_timeout() {
     let backend = Faulty::polling();
     let holder = locker(&backend, LockOptions::default().ttl(ttl_ms(60_000)));
     let _guard = holder.lock("k").await.expect("free");
@@ -42,8 +43,7 @@ async fn the_last_retry_ends_the_wait() {
     let holder = locker(&backend, LockOptions::default());
     let _guard = holder.lock("k").await.expect("free");
     for (max_retries, delay_ms, elapsed_ms) in [(0, 100, 0), (3, 100, 700), (10, 0, 0)] {
-        let retry =
-            RetryPolicy { max_retries: Some(max_retries), delay: ms(delay_ms), ..plain_retry() };
+        let retry = plain_retry().max_retries(Some(max_retries)).delay(ms(delay_ms));
         let waiter = locker(&backend, LockOptions::default().retry(retry));
         let (started, before) = (Instant::now(), backend.count(Call::Acquire));
         let error = waiter.lock("k").await.expect_err("held");
@@ -92,7 +92,7 @@ async fn with_a_timeout_and_no_retry_policy_only_the_timeout_ends_the_wait() {
 #[tokio::test(start_paused = true)]
 async fn retries_are_used_up_while_this_process_holds_the_lock() {
     let backend = Faulty::new();
-    let retry = RetryPolicy { max_retries: Some(2), delay: ms(10), ..plain_retry() };
+    let retry = plain_retry().max_retries(Some(2)).delay(ms(10));
     let locker = locker(&backend, LockOptions::default().retry(retry));
     let _guard = locker.lock("k").await.expect("free");
     let started = Instant::now();
@@ -106,7 +106,7 @@ async fn retries_are_used_up_while_this_process_holds_the_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancelled_before_there_is_no_io() {
+async fn a_canceled_token_prevents_any_io() {
     let backend = Faulty::new();
     let token = CancellationToken::new();
     token.cancel();
@@ -114,12 +114,12 @@ async fn cancelled_before_there_is_no_io() {
     let error = locker.lock("k").await.expect_err("canceled");
     assert_eq!(error.code(), ErrorCode::Aborted);
     assert!(error.is_canceled() && !error.is_shut_down() && error.lost().is_none());
-    assert_eq!(locker.try_lock("k").await.expect_err("cancelled").code(), ErrorCode::Aborted);
+    assert_eq!(locker.try_lock("k").await.expect_err("canceled").code(), ErrorCode::Aborted);
     assert_eq!(backend.count(Call::Acquire), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancelling_ends_a_sleep_at_once() {
+async fn canceling_ends_a_sleep_at_once() {
     let backend = Faulty::polling();
     let holder = locker(&backend, LockOptions::default().ttl(ttl_ms(60_000)));
     let _guard = holder.lock("k").await.expect("free");
@@ -131,7 +131,7 @@ async fn cancelling_ends_a_sleep_at_once() {
         token.cancel();
     };
     let (result, ()) = tokio::join!(waiter.lock("k"), cancel);
-    assert_eq!(result.expect_err("cancelled").code(), ErrorCode::Aborted);
+    assert_eq!(result.expect_err("canceled").code(), ErrorCode::Aborted);
     assert_eq!(started.elapsed(), ms(1234));
 }
 
@@ -177,7 +177,7 @@ async fn a_lock_whose_answer_comes_with_the_deadline_is_not_taken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_ends_the_wait_at_once_and_what_it_took_is_undone() {
+async fn an_error_ends_the_wait_at_once_and_its_lock_is_undone() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default());
     backend.fail_next(Call::Acquire, Fault::LosesReply(ErrorCode::NetworkTimeout));
@@ -190,8 +190,8 @@ async fn an_error_ends_the_wait_at_once_and_what_it_took_is_undone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_undo_goes_on_until_the_acquire_can_no_longer_matter() {
-    // "Not held" proves nothing while a copy of the request may still be under way.
+async fn an_undo_continues_until_the_acquire_can_no_longer_take_effect() {
+    // "Not held" proves nothing while a copy of the request may still be in flight.
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(10_000)));
     backend.fail_next(Call::Acquire, Fault::Fails(ErrorCode::NetworkTimeout));
@@ -205,33 +205,33 @@ async fn an_undo_goes_on_until_the_acquire_can_no_longer_matter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_are_ridden_out_when_asked_for_and_the_same_request_is_sent_again() {
+async fn retry_on_error_sends_the_same_request_again() {
     let backend = Faulty::new();
-    let locker = locker(&backend, LockOptions::default().ride_out_errors(true));
+    let locker = locker(&backend, LockOptions::default().retry_on_error(true));
     backend.fail_next(Call::Acquire, Fault::Fails(ErrorCode::ServiceUnavailable));
     backend.fail_next(Call::Acquire, Fault::LosesReply(ErrorCode::NetworkTimeout));
     backend.fail_next(Call::Acquire, Fault::Fails(ErrorCode::RateLimited));
     let started = Instant::now();
-    let mut guard = locker.lock("k").await.expect("ridden out");
+    let guard = locker.lock("k").await.expect("acquired in the end");
     let ids = backend.acquire_ids();
     assert_eq!(ids.len(), 4);
     assert!(ids.iter().all(|id| *id == guard.lock_id()), "one request, sent four times");
     assert_eq!(guard.fence().get(), 1, "and granted once");
-    // The lock counts from when the request was sent first.
+    // The lock counts from when the request was first sent.
     let waited = started.elapsed();
     assert!(waited > Duration::ZERO);
     assert_eq!(guard.remaining(), ms(30_000).saturating_sub(waited));
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_tells_a_store_that_failed_from_a_lock_that_is_held() {
+async fn a_timeout_distinguishes_a_failed_store_from_a_held_lock() {
     let source = |error: &syncguard::Error| {
         let source = std::error::Error::source(error)?.downcast_ref::<syncguard::Error>()?;
         Some(source.code())
     };
     let backend = Faulty::polling();
-    let locker = locker(&backend, LockOptions::default().ride_out_errors(true).timeout(ms(2000)));
+    let locker = locker(&backend, LockOptions::default().retry_on_error(true).timeout(ms(2000)));
     backend.fail_always(Call::Acquire, Some(Fault::Fails(ErrorCode::ServiceUnavailable)));
     let error = locker.lock("k").await.expect_err("no store");
     assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
@@ -248,13 +248,13 @@ async fn a_timeout_tells_a_store_that_failed_from_a_lock_that_is_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_in_doubt_is_undone_however_the_wait_ends() {
+async fn a_request_of_unknown_outcome_is_undone_however_the_wait_ends() {
     // By timeout, by cancellation, by dropping, by a last retry, and for a single attempt.
     for ending in 0..5 {
         let backend = Faulty::polling();
         let token = CancellationToken::new();
-        let retry = RetryPolicy { max_retries: (ending == 3).then_some(1), ..plain_retry() };
-        let options = LockOptions::default().ride_out_errors(true).timeout(ms(2000)).retry(retry);
+        let retry = plain_retry().max_retries((ending == 3).then_some(1));
+        let options = LockOptions::default().retry_on_error(true).timeout(ms(2000)).retry(retry);
         let locker = locker(&backend, options.cancel(token.clone()));
         backend.fail_next(Call::Acquire, Fault::LosesReply(ErrorCode::NetworkTimeout));
         backend.fail_always(Call::Acquire, Some(Fault::Fails(ErrorCode::ServiceUnavailable)));
@@ -270,7 +270,7 @@ async fn a_request_in_doubt_is_undone_however_the_wait_ends() {
             2 => drop(tokio::time::timeout(ms(500), locker.lock("k")).await),
             _ => drop(locker.try_lock("k").await.expect_err("no answer")),
         }
-        assert!(backend.is_locked(&key("k")).await.expect("works"), "taken, and nobody knows");
+        assert!(backend.is_locked(&key("k")).await.expect("works"), "acquired, answer lost");
         locker.shutdown_within(ms(60_000)).await.expect("the undo ends");
         assert!(!backend.is_locked(&key("k")).await.expect("works"), "ending {ending}");
     }
@@ -279,9 +279,9 @@ async fn a_request_in_doubt_is_undone_however_the_wait_ends() {
 #[tokio::test(start_paused = true)]
 async fn a_late_copy_of_a_granted_request_is_undone_after_its_release() {
     let backend = Faulty::new();
-    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(10_000)).ride_out_errors(true));
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(10_000)).retry_on_error(true));
     backend.fail_next(Call::Acquire, Fault::Fails(ErrorCode::NetworkTimeout));
-    let mut guard = locker.lock("k").await.expect("granted to the copy");
+    let guard = locker.lock("k").await.expect("granted to the copy");
     guard.release().await.expect("works");
     let before = backend.count(Call::Release);
     locker.shutdown_within(ms(60_000)).await.expect("the undo ends");
@@ -289,28 +289,31 @@ async fn a_late_copy_of_a_granted_request_is_undone_after_its_release() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_undo_of_a_replay_goes_on_while_another_copy_may_arrive() {
+async fn the_undo_of_a_replay_continues_while_another_copy_may_arrive() {
     let backend = Faulty::new();
-    let options = LockOptions::default().ttl(ttl_ms(10_000)).ride_out_errors(true);
+    let options = LockOptions::default().ttl(ttl_ms(10_000)).retry_on_error(true);
     let locker = locker(&backend, options.timeout(ms(1_000)));
-    // The first copy is on its way for three seconds; the second is granted after the caller left.
+    // The first copy is in flight for three seconds; the second is granted after the caller left.
     backend.fail_next(Call::Acquire, Fault::Fails(ErrorCode::NetworkTimeout));
     backend.fail_next(Call::Acquire, Fault::Delayed(ms(1_500)));
     drop(locker.lock("k").await.expect_err("no time left"));
     tokio::time::sleep(ms(2_000)).await;
     assert!(backend.count(Call::Release) >= 1, "the second copy was undone");
     let late = AcquireRequest::carried(key("k"), backend.acquire_ids()[0], ttl_ms(10_000));
-    assert!(matches!(backend.inner.acquire(&late).await.expect("works"), Acquire::Acquired(_)));
+    assert!(matches!(
+        backend.inner.acquire(&late).await.expect("works"),
+        AcquireOutcome::Acquired(_)
+    ));
     locker.shutdown_within(ms(60_000)).await.expect("the undo ends");
     assert!(!backend.is_locked(&key("k")).await.expect("works"), "the late copy was undone too");
 }
 
 #[tokio::test(start_paused = true)]
-async fn retries_at_once_let_others_run() {
+async fn immediate_retries_let_other_tasks_run() {
     let backend = Faulty::polling();
     let holder = locker(&backend, LockOptions::default());
-    let mut guard = holder.lock("k").await.expect("free");
-    let retry = RetryPolicy { delay: Duration::ZERO, max_retries: None, ..plain_retry() };
+    let guard = holder.lock("k").await.expect("free");
+    let retry = plain_retry().delay(Duration::ZERO).max_retries(None);
     let waiter = locker(&backend, LockOptions::default().retry(retry));
     let waiting = tokio::spawn(async move { waiter.lock("k").await.map(drop) });
     for _ in 0..10 {
@@ -321,10 +324,10 @@ async fn retries_at_once_let_others_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_that_comes_with_the_cancellation_is_not_taken() {
+async fn a_canceled_waiter_that_reaches_the_head_does_not_ask() {
     let backend = Faulty::new();
     let holder = locker(&backend, LockOptions::default());
-    let mut guard = holder.lock("k").await.expect("free");
+    let guard = holder.lock("k").await.expect("free");
     let token = CancellationToken::new();
     let options = LockOptions::default().wait_forever().cancel(token.clone());
     let waiter = holder.with_options(options).expect("valid");
@@ -332,13 +335,13 @@ async fn a_turn_that_comes_with_the_cancellation_is_not_taken() {
     tokio::task::yield_now().await;
     token.cancel();
     guard.release().await.expect("works");
-    let error = waiting.await.expect("no panic").expect_err("cancelled");
+    let error = waiting.await.expect("no panic").expect_err("canceled");
     assert_eq!(error.code(), ErrorCode::Aborted);
     assert_eq!(backend.count(Call::Acquire), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn shutdown_waits_for_an_attempt_that_is_under_way() {
+async fn shutdown_waits_for_an_attempt_in_progress() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default());
     backend.fail_next(Call::Acquire, Fault::Delayed(ms(500)));
@@ -349,7 +352,7 @@ async fn shutdown_waits_for_an_attempt_that_is_under_way() {
     tokio::task::yield_now().await;
     let started = Instant::now();
     locker.shutdown().await.expect("drained");
-    assert!(started.elapsed() >= ms(500), "the attempt was driven to its end");
+    assert!(started.elapsed() >= ms(500), "the attempt was driven to completion");
     assert!(!backend.is_locked(&key("k")).await.expect("works"));
     assert_eq!(waiting.await.expect("no panic").expect_err("shut down").code(), ErrorCode::Aborted);
 }
@@ -364,9 +367,9 @@ async fn a_backend_that_panics_leaves_no_lock() {
         async move { locker.lock("k").await.map(drop) }
     });
     assert!(waiting.await.expect_err("it panicked").is_panic());
-    // The lane is free for others, and the request is undone.
-    let mut guard = locker.lock("k").await.expect("free");
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    // The queue is free for other waiters, and the request is undone.
+    let guard = locker.lock("k").await.expect("free");
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
     assert!(backend.count(Call::Release) >= 1);
 }
 
@@ -380,7 +383,7 @@ async fn tasks_of_one_process_are_served_in_order() {
     for number in 0..50 {
         let (locker, order) = (locker.clone(), Arc::clone(&order));
         waiters.push(tokio::spawn(async move {
-            let mut guard = locker.lock("k").await.expect("in time");
+            let guard = locker.lock("k").await.expect("in time");
             order.lock().expect("no panic").push((number, guard.fence().get()));
             guard.release().await.expect("works");
         }));
@@ -392,9 +395,47 @@ async fn tasks_of_one_process_are_served_in_order() {
     }
     let expected: Vec<_> = (0..50).map(|number| (number, number + 2)).collect();
     assert_eq!(*order.lock().expect("no panic"), expected, "a new fence at every hand-over");
-    // One acquire and one release per hand-over, and a few that were in vain.
+    // One acquire and one release per hand-over, and a few acquires in vain.
     assert!(backend.count(Call::Acquire) <= 51 + 15, "{}", backend.count(Call::Acquire));
     assert_eq!(backend.count(Call::Release), 51);
+}
+
+#[tokio::test(start_paused = true)]
+async fn processes_are_served_in_the_order_in_which_they_came() {
+    let backend = Faulty::new();
+    let options = LockOptions::default().ttl(ttl_ms(60_000)).timeout(ms(60_000));
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let guard = locker(&backend, options.clone()).lock("k").await.expect("free");
+    let mut waiting = tokio::task::JoinSet::new();
+    for place in 0..20 {
+        // A separate locker behaves like a separate process.
+        let (waiter, order) = (locker(&backend, options.clone()), Arc::clone(&order));
+        waiting.spawn(async move {
+            let guard = waiter.lock("k").await.expect("free in the end");
+            order.lock().expect("no panic").push(place);
+            tokio::time::sleep(ms(50)).await;
+            drop(guard);
+        });
+        tokio::time::sleep(ms(50)).await;
+    }
+    drop(guard);
+    waiting.join_all().await;
+    assert_eq!(*order.lock().expect("no panic"), (0..20).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_is_alone_does_not_pause() {
+    let backend = Faulty::new();
+    let options = LockOptions::default().ttl(ttl_ms(60_000)).timeout(ms(60_000));
+    let guard = locker(&backend, options.clone()).lock("k").await.expect("free");
+    tokio::time::sleep(ms(1000)).await;
+    let waiter = locker(&backend, options);
+    let waiting = tokio::spawn(async move { waiter.lock("k").await.map(drop) });
+    tokio::time::sleep(ms(2000)).await;
+    let released = Instant::now();
+    drop(guard);
+    waiting.await.expect("no panic").expect("free");
+    assert_eq!(released.elapsed(), ms(0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -413,7 +454,7 @@ async fn a_thousand_waiters_ask_as_often_as_one() {
         let error = waiter.await.expect("no panic").expect_err("held");
         assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
     }
-    // The first of them, once a second; what is held here need not be asked for more often.
+    // Only the first asks, once a second, because the lock is held in this process.
     let asked = backend.count(Call::Acquire) - 1;
     assert!((8..=10).contains(&asked), "{asked} attempts in ten seconds");
 
@@ -436,7 +477,7 @@ async fn a_thousand_waiters_ask_as_often_as_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quiet_key_is_polled_once_a_second_below_wake_ups() {
+async fn with_notifications_a_held_lock_is_polled_once_a_second() {
     let backend = Faulty::new();
     let holder = locker(&backend, LockOptions::default().ttl(ttl_ms(3_600_000)));
     let _guard = holder.lock("k").await.expect("free");
@@ -454,7 +495,7 @@ async fn a_release_elsewhere_wakes_a_waiter_at_once() {
         locker(&backend, LockOptions::default()),
         locker(&backend, LockOptions::default().retry(plain_retry())),
     );
-    let mut guard = here.lock("k").await.expect("free");
+    let guard = here.lock("k").await.expect("free");
     let waiting = tokio::spawn(async move { there.lock("k").await.map(|guard| guard.fence()) });
     tokio::time::sleep(ms(750)).await;
     let released = Instant::now();
@@ -469,14 +510,10 @@ async fn a_crashed_holder_is_taken_over_the_moment_its_lock_is_dead() {
     let backend = Faulty::polling();
     let crashed = locker(&backend, LockOptions::default().ttl(ttl_ms(2_345)));
     let started = Instant::now();
-    let _lock_id = crashed.lock("k").await.expect("free").leak();
+    let _lock_id = crashed.lock("k").await.expect("free").detach();
     let waiter = locker(
         &backend,
-        LockOptions::default().retry(RetryPolicy {
-            backoff: Backoff::Fixed,
-            delay: ms(4_000),
-            ..plain_retry()
-        }),
+        LockOptions::default().retry(plain_retry().backoff(Backoff::Fixed).delay(ms(4_000))),
     );
     let _guard = waiter.lock("k").await.expect("taken over");
     assert_eq!(started.elapsed(), ms(2_345 + 1_000));
@@ -495,7 +532,7 @@ async fn a_process_does_not_starve_another() {
                 (greedy.clone(), Arc::clone(&hand_overs), stop.clone());
             tokio::spawn(async move {
                 while !stop.is_cancelled() {
-                    let mut guard = greedy.lock("k").await.expect("in time");
+                    let guard = greedy.lock("k").await.expect("in time");
                     hand_overs.fetch_add(1, Ordering::SeqCst);
                     tokio::time::sleep(ms(1)).await;
                     guard.release().await.expect("works");
@@ -507,7 +544,7 @@ async fn a_process_does_not_starve_another() {
     let mut waits = Vec::new();
     for _ in 0..20 {
         let before = hand_overs.load(Ordering::SeqCst);
-        let mut guard = other.lock("k").await.expect("in time");
+        let guard = other.lock("k").await.expect("in time");
         waits.push(hand_overs.load(Ordering::SeqCst) - before);
         guard.release().await.expect("works");
         tokio::time::sleep(ms(1)).await;
@@ -516,8 +553,8 @@ async fn a_process_does_not_starve_another() {
     for task in crowd {
         task.await.expect("no panic");
     }
-    // The first wait may meet a crowd that has been alone for long; after that, four hand-overs
-    // and the one that was under way.
+    // The first wait may meet a crowd that has long been alone; after that, four hand-overs and the
+    // one in progress.
     assert!(waits[0] <= 66, "{waits:?}");
     assert!(waits[1..].iter().all(|hand_overs| *hand_overs <= 6), "{waits:?}");
 }
@@ -543,7 +580,7 @@ async fn a_waiter_in_the_queue_times_out_without_io() {
     let locker = locker(&backend, LockOptions::default().timeout(ms(700)));
     let _guard = locker.lock("k").await.expect("free");
     let first = tokio::spawn({
-        let retry = RetryPolicy { delay: ms(10_000), ..plain_retry() };
+        let retry = plain_retry().delay(ms(10_000));
         let options = LockOptions::default().timeout(ms(5000)).retry(retry);
         let patient = locker.with_options(options).expect("valid");
         async move { patient.lock("k").await.map(drop) }
@@ -561,7 +598,7 @@ async fn a_waiter_in_the_queue_times_out_without_io() {
 async fn shutdown_ends_waits_and_refuses_new_ones() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default().wait_forever());
-    let mut guard = locker.lock("k").await.expect("free");
+    let guard = locker.lock("k").await.expect("free");
     let waiting = tokio::spawn({
         let locker = locker.clone();
         async move { locker.lock("k").await.map(drop) }
@@ -573,14 +610,14 @@ async fn shutdown_ends_waits_and_refuses_new_ones() {
     assert_eq!(error.code(), ErrorCode::Aborted);
     assert!(error.is_shut_down() && !error.is_canceled());
     assert_eq!(locker.lock("k").await.expect_err("shut down").code(), ErrorCode::Aborted);
-    assert_eq!(guard.release().await.expect("guards stay usable"), Release::Released);
+    assert_eq!(guard.release().await.expect("guards stay usable"), ReleaseOutcome::Released);
 }
 
 #[tokio::test]
-async fn many_keys_used_once_leave_no_lane() {
+async fn many_keys_used_once_leave_no_queue() {
     let locker = syncguard::Locker::new(syncguard::MemoryBackend::new()).expect("in a runtime");
     for number in 0..100_000 {
-        let mut guard = locker.lock(format!("key {number}")).await.expect("free");
+        let guard = locker.lock(format!("key {number}")).await.expect("free");
         guard.release().await.expect("works");
     }
     assert!(format!("{locker:?}").contains("keys: 0"), "{locker:?}");

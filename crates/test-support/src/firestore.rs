@@ -1,4 +1,4 @@
-//! An emulator of Firestore.
+//! A Firestore emulator.
 
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::process::{Server, TempDir, find_program, free_port};
 
-/// An emulator on a free port. Its data is in its memory.
+/// A Firestore emulator on a free port. It keeps its data in memory.
 #[derive(Debug)]
 pub struct FirestoreEmulator {
     program: PathBuf,
@@ -16,11 +16,11 @@ pub struct FirestoreEmulator {
 }
 
 impl FirestoreEmulator {
-    /// Starts an emulator; `None`, and a line that says so, when there is none.
+    /// Starts an emulator. If it is not installed, prints that and returns `None`.
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// Panics if the emulator does not start.
     #[must_use]
     pub fn start() -> Option<Self> {
         let program = find_program("hidane")?;
@@ -41,34 +41,34 @@ impl FirestoreEmulator {
         }
     }
 
-    /// The port on 127.0.0.1.
+    /// Returns the port on 127.0.0.1.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// What `FIRESTORE_EMULATOR_HOST` would be.
+    /// Returns the value for `FIRESTORE_EMULATOR_HOST`.
     #[must_use]
     pub fn host(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The URL of a project of its own.
+    /// Returns the URL of a test project on the emulator.
     #[must_use]
     pub fn url(&self) -> String {
         format!("firestore://test?emulator={}", self.host())
     }
 
-    /// Kills it as a crash would.
+    /// Kills the emulator without warning.
     pub fn kill(&mut self) {
         self.server = None;
     }
 
-    /// Starts it again on the same port, empty.
+    /// Restarts the emulator on the same port, without its data.
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// Panics if the emulator does not start.
     pub fn restart(&mut self) {
         self.server = None;
         self.run();

@@ -1,5 +1,5 @@
-//! What tests with real servers need: the servers, started on free ports in temporary directories,
-//! and a TCP proxy that misbehaves on demand.
+//! Support for tests with real servers: servers on free ports with temporary directories, and a TCP
+//! proxy that injects faults.
 
 mod certificates;
 mod firestore;

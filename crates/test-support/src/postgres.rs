@@ -1,4 +1,4 @@
-//! A PostgreSQL server, and a pooler before it.
+//! A PostgreSQL server, and PgBouncer in front of it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::certificates::Certificates;
 use crate::process::{Server, TempDir, find_program, free_port};
 
-/// How a PostgreSQL server is to be started.
+/// Options of a PostgreSQL server.
 #[derive(Clone, Debug, Default)]
 pub struct PostgresOptions {
     settings: Vec<String>,
@@ -22,14 +22,14 @@ impl PostgresOptions {
         self
     }
 
-    /// Speaks TLS too.
+    /// Enables TLS.
     ///
     /// # Panics
     ///
-    /// Never; the files are where they were made.
+    /// Never panics, because the files are in a directory.
     #[must_use]
     pub fn with_tls(self, certificates: &Certificates) -> Self {
-        // The server insists that nobody but its own user can read its key.
+        // The server requires that only its own user can read the key.
         let key = certificates.path("server.key");
         let folder = Path::new(&key).parent().expect("files are in a folder");
         let steps: [(&str, [&str; 2]); 3] = [
@@ -38,7 +38,7 @@ impl PostgresOptions {
             ("chmod", ["600", &key]),
         ];
         for (program, arguments) in steps {
-            // Without root the server runs as who made the files.
+            // Fails without root, where the server runs as the owner of the files.
             drop(Command::new(program).args(arguments).output());
         }
         self.with([
@@ -49,7 +49,7 @@ impl PostgresOptions {
         ])
     }
 
-    /// Asks everybody for a password; that of the user `postgres` is `right`.
+    /// Requires a password. The password of the user `postgres` is `right`.
     #[must_use]
     pub fn with_password(mut self) -> Self {
         self.has_password = true;
@@ -57,7 +57,7 @@ impl PostgresOptions {
     }
 }
 
-/// A PostgreSQL server on a free port, with its data in a directory of its own.
+/// A PostgreSQL server on a free port, with its data in a temporary directory.
 #[derive(Debug)]
 pub struct PostgresServer {
     programs: PathBuf,
@@ -66,7 +66,7 @@ pub struct PostgresServer {
     server: Option<Server>,
 }
 
-/// Where Debian keeps the programs of a version, which are not in the path.
+/// Returns the directory of the server programs, which Debian keeps out of `PATH`.
 fn programs() -> Option<PathBuf> {
     let mut versions: Vec<_> = std::fs::read_dir("/usr/lib/postgresql")
         .map(|entries| entries.filter_map(|entry| Some(entry.ok()?.path().join("bin"))).collect())
@@ -76,7 +76,8 @@ fn programs() -> Option<PathBuf> {
     debian.or_else(|| find_program("postgres")?.parent().map(Path::to_owned))
 }
 
-/// A server refuses to run as root; there it runs as the user of Debian's package.
+/// Returns a command that runs a program without root privileges, because the server refuses them.
+/// If this process is root, the program runs as the user `postgres` of Debian's package.
 fn as_nobody(program: &Path) -> Command {
     let is_root = Command::new("id").arg("-u").output().is_ok_and(|id| id.stdout == b"0\n");
     if is_root {
@@ -88,11 +89,11 @@ fn as_nobody(program: &Path) -> Command {
 }
 
 impl PostgresServer {
-    /// Starts a server; `None`, and a line that says so, when PostgreSQL is not installed.
+    /// Starts a server. If PostgreSQL is not installed, prints that and returns `None`.
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// Panics if it does not start.
     #[must_use]
     pub fn start(options: &PostgresOptions) -> Option<Self> {
         let programs = programs()?;
@@ -101,7 +102,7 @@ impl PostgresServer {
         assert!(owned.expect("chmod runs").success());
         let data = folder.path().join("data");
         let password = folder.path().join("password");
-        std::fs::write(&password, "right\n").expect("a file of ours");
+        std::fs::write(&password, "right\n").expect("writable");
         let way = if options.has_password { "scram-sha-256" } else { "trust" };
         let made = as_nobody(&programs.join("initdb"))
             .args(["--username", "postgres", "--auth", way, "--no-sync", "--encoding", "UTF8"])
@@ -127,11 +128,11 @@ impl PostgresServer {
         Some(server)
     }
 
-    /// Starts a standby that follows this server.
+    /// Starts a standby of this server.
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// Panics if it does not start.
     #[must_use]
     pub fn start_standby(&self) -> Self {
         let (port, folder) = (free_port(), TempDir::new());
@@ -157,7 +158,7 @@ impl PostgresServer {
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// Panics if it does not start.
     pub fn run(&mut self) {
         let program = self.programs.join("postgres");
         let command = as_nobody(&program);
@@ -171,7 +172,10 @@ impl PostgresServer {
         while !self.is_ready() {
             let log = self.folder.path().join("server.log");
             let log = std::fs::read_to_string(log).unwrap_or_default();
-            assert!(started.elapsed() < Duration::from_secs(30), "postgres does not start:\n{log}");
+            assert!(
+                started.elapsed() < Duration::from_secs(30),
+                "PostgreSQL does not start:\n{log}"
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -185,42 +189,42 @@ impl PostgresServer {
 
     /// Kills the server and all its processes without warning.
     pub fn crash(&mut self) {
-        // Its processes end when they notice that the first is gone.
+        // The child processes exit when they notice that the postmaster is gone.
         self.server = None;
         let lock = self.folder.path().join("data/postmaster.pid");
         drop(std::fs::remove_file(lock));
         std::thread::sleep(Duration::from_millis(300));
     }
 
-    /// The port on 127.0.0.1.
+    /// Returns the port on 127.0.0.1.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The URL of the database `postgres`.
+    /// Returns the URL of the database `postgres`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
-    /// The directory of its socket.
+    /// Returns the directory of the Unix socket.
     #[must_use]
     pub fn socket_folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Where `pgbench` and the like are.
+    /// Returns the directory of `pgbench` and the other programs.
     #[must_use]
     pub fn programs(&self) -> &Path {
         &self.programs
     }
 
-    /// What `psql` says.
+    /// Runs SQL with `psql` and returns its output.
     ///
     /// # Panics
     ///
-    /// When the SQL fails.
+    /// Panics if the SQL fails.
     #[must_use]
     pub fn sql(&self, sql: &str) -> String {
         let output = Command::new(self.programs.join("psql"))
@@ -232,7 +236,7 @@ impl PostgresServer {
     }
 }
 
-/// PgBouncer in transaction mode before a server.
+/// PgBouncer in transaction mode in front of a server.
 #[derive(Debug)]
 pub struct PgBouncer {
     port: u16,
@@ -241,11 +245,11 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts a pooler; `None`, and a line that says so, when PgBouncer is not installed.
+    /// Starts PgBouncer. If it is not installed, prints that and returns `None`.
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// Panics if it does not start.
     #[must_use]
     pub fn start(server: &PostgresServer) -> Option<Self> {
         let debian = Path::new("/usr/sbin/pgbouncer");
@@ -255,7 +259,7 @@ impl PgBouncer {
         assert!(opened.expect("chmod runs").success());
         let config = folder.path().join("pgbouncer.ini");
         let users = folder.path().join("users.txt");
-        std::fs::write(&users, "\"postgres\" \"\"\n").expect("a file of ours");
+        std::fs::write(&users, "\"postgres\" \"\"\n").expect("writable");
         let text = format!(
             "[databases]\npostgres = host=127.0.0.1 port={} dbname=postgres user=postgres\n\
              [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
@@ -264,7 +268,7 @@ impl PgBouncer {
             server.port(),
             users.display(),
         );
-        std::fs::write(&config, text).expect("a file of ours");
+        std::fs::write(&config, text).expect("writable");
         let command = as_nobody(&program);
         let mut arguments: Vec<String> =
             command.get_args().map(|argument| argument.to_string_lossy().into_owned()).collect();
@@ -277,14 +281,14 @@ impl PgBouncer {
             let log = std::fs::read_to_string(folder.path().join("server.log")).unwrap_or_default();
             assert!(
                 started.elapsed() < Duration::from_secs(20),
-                "pgbouncer does not start:\n{log}"
+                "PgBouncer does not start:\n{log}"
             );
             std::thread::sleep(Duration::from_millis(50));
         }
         Some(Self { port, _folder: folder, _server: pooler })
     }
 
-    /// The URL of the database `postgres`, through the pooler.
+    /// Returns the URL of the database `postgres`, through PgBouncer.
     #[must_use]
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)

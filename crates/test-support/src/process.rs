@@ -1,16 +1,16 @@
-//! A server process that ends with the test that started it, however that ends.
+//! Server processes that end with the test that started them, even if the test is killed.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Where a program is, if it is installed.
+/// Returns the path of a program, if it is installed.
 ///
 /// # Panics
 ///
-/// When it is not and `SYNCGUARD_REQUIRE_SERVERS` is set, as the project's own test command does:
-/// there a missing server is a failure, elsewhere it is a visible skip.
+/// Panics if the program is not installed and `SYNCGUARD_REQUIRE_SERVERS` is set, as in
+/// `cargo xtask test`. If the variable is not set, prints that the test is skipped.
 #[must_use]
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -23,22 +23,22 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// A port that nobody listens on at the moment.
+/// Returns a port that is currently unused.
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.local_addr().expect("an address").port()
 }
 
-/// A fresh directory that goes with the value.
+/// A new directory that is removed when the value is dropped.
 #[derive(Debug)]
 pub struct TempDir(PathBuf);
 
 impl TempDir {
-    /// Makes one.
+    /// Creates the directory.
     ///
     /// # Panics
     ///
-    /// When there is no room for it.
+    /// Panics if the directory cannot be created.
     #[must_use]
     pub fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -49,7 +49,7 @@ impl TempDir {
         Self(path)
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
@@ -64,16 +64,16 @@ impl Default for TempDir {
 
 impl Drop for TempDir {
     fn drop(&mut self) {
-        // What is left in the temporary directory harms nobody.
+        // Leftovers in the temporary directory do no harm.
         drop(std::fs::remove_dir_all(&self.0));
     }
 }
 
 /// A running server.
 ///
-/// A small shell stands between us and it: when our end of its pipe closes, because the value is
-/// dropped or because the test process died, it kills the server. So no server outlives its test,
-/// not even one that a `static` holds.
+/// A shell starts the server and waits on a pipe. When the pipe closes, because the value is
+/// dropped or the test process died, the shell kills the server. So no server outlives its test,
+/// not even one in a `static`.
 #[derive(Debug)]
 pub(crate) struct Server {
     shell: Child,
@@ -109,7 +109,7 @@ impl Server {
         Self { shell, pid }
     }
 
-    /// Sends a signal by its name (`STOP`, `CONT`, `KILL`, …).
+    /// Sends a signal, given by name (`STOP`, `CONT`, `KILL`, …).
     pub(crate) fn signal(&self, name: &str) {
         let kill = Command::new("kill").arg(format!("-{name}")).arg(self.pid.to_string()).status();
         assert!(kill.expect("kill runs").success(), "the server is gone");
@@ -119,7 +119,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         drop(self.shell.stdin.take());
-        // The shell ends by itself; waiting leaves no zombie.
+        // The shell exits by itself; waiting for it avoids a zombie.
         drop(self.shell.wait());
     }
 }

@@ -1,4 +1,4 @@
-//! A TCP proxy that misbehaves on demand.
+//! A TCP proxy that injects faults.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -9,20 +9,20 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// What the proxy does to traffic.
+/// A fault that the proxy injects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing: it passes everything on.
+    /// Forwards everything.
     None,
-    /// It waits this long before it passes anything on, in both directions.
+    /// Waits this long before it forwards data, in both directions.
     Delay(Duration),
-    /// It passes requests on and swallows the replies.
+    /// Forwards requests and drops the replies.
     SwallowReplies,
-    /// It swallows everything, in both directions.
+    /// Drops everything, in both directions.
     BlackHole,
-    /// It resets the connection after this many more bytes of replies.
+    /// Resets the connection after this many more bytes of replies.
     ResetAfter(usize),
-    /// It closes its sending side towards the client and goes on reading.
+    /// Closes its sending side towards the client and continues to read.
     HalfClose,
 }
 
@@ -32,7 +32,7 @@ pub struct Proxy {
     address: SocketAddr,
     fault: Arc<Mutex<Fault>>,
     to_port: Arc<AtomicU16>,
-    /// Connections up to this number lead nowhere.
+    /// All data on connections up to this number is dropped.
     stranded: Arc<AtomicU64>,
     accepted: Arc<AtomicU64>,
     accepting: JoinHandle<()>,
@@ -43,7 +43,7 @@ impl Proxy {
     ///
     /// # Panics
     ///
-    /// When there is no free port.
+    /// Panics if there is no free port.
     pub async fn start(to_port: u16) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let address = listener.local_addr().expect("an address");
@@ -60,7 +60,7 @@ impl Proxy {
                     let to_port = target.load(Ordering::SeqCst);
                     tokio::spawn(async move {
                         if let Ok(server) = TcpStream::connect(("127.0.0.1", to_port)).await {
-                            // What it holds back, it holds back on purpose.
+                            // Only the fault delays data, not the kernel.
                             client.set_nodelay(true).expect("a socket");
                             server.set_nodelay(true).expect("a socket");
                             carry(client, server, &fault, || {
@@ -75,29 +75,29 @@ impl Proxy {
         Self { address, fault, to_port, stranded, accepted, accepting }
     }
 
-    /// The port of the proxy.
+    /// Returns the port of the proxy.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// Sends new connections to another port on 127.0.0.1, like a DNS name that has moved. Those that
-    /// are open stay where they are.
+    /// Forwards new connections to another port on 127.0.0.1, as after a DNS change. Open
+    /// connections are not affected.
     pub fn retarget(&self, to_port: u16) {
         self.to_port.store(to_port, Ordering::SeqCst);
     }
 
-    /// Swallows everything on the connections that there are, for good; new ones work. So does a path
-    /// look that has died without a word, when there is another.
+    /// Drops all data on the open connections from now on; new ones work. This simulates a network
+    /// path that fails silently while another path works.
     pub fn strand(&self) {
         self.stranded.store(self.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
-    /// Misbehaves from now on, on all connections, or behaves again.
+    /// Sets the fault for all connections; [`Fault::None`] ends it.
     ///
     /// # Panics
     ///
-    /// Never; a panic elsewhere does not poison the proxy.
+    /// Never panics, because no code panics while it holds the mutex.
     pub fn set(&self, fault: Fault) {
         *self.fault.lock().expect("no panic inside") = fault;
     }
@@ -109,7 +109,7 @@ impl Drop for Proxy {
     }
 }
 
-/// Carries bytes both ways until one side ends or a fault ends it.
+/// Forwards data in both directions until one side closes or a fault ends the connection.
 async fn carry(
     client: TcpStream,
     server: TcpStream,
@@ -122,8 +122,8 @@ async fn carry(
     };
     let (mut requests, mut replies) = (vec![0; 16_384], vec![0; 16_384]);
     let (mut client, mut server) = (client, server);
-    // What was swallowed is missing in the stream, so the connection cannot go on afterwards: like
-    // one whose firewall has forgotten it, it ends when it is used again.
+    // Dropped data is missing in the stream, so the connection cannot continue afterwards. It
+    // closes when it is used again, like a connection that a firewall no longer knows.
     let mut has_gap = false;
     loop {
         tokio::select! {
@@ -153,7 +153,7 @@ async fn carry(
                     _ if has_gap => return,
                     Fault::Delay(by) => tokio::time::sleep(by).await,
                     Fault::ResetAfter(bytes) if bytes < count => {
-                        // Whatever happens to the part, the connection ends here, with a reset.
+                        // The connection ends with a reset, even if this write fails.
                         drop(client.write_all(&replies[..bytes]).await);
                         drop(client.set_zero_linger());
                         return;

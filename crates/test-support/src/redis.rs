@@ -1,4 +1,4 @@
-//! A Redis server.
+//! Redis servers: a single one, a Cluster, and Sentinel.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::certificates::Certificates;
 use crate::process::{Server, TempDir, find_program, free_port};
 
-/// How a Redis server is to be started.
+/// Options of a Redis server.
 #[derive(Clone, Debug, Default)]
 pub struct RedisOptions {
     arguments: Vec<String>,
@@ -17,13 +17,13 @@ pub struct RedisOptions {
 }
 
 impl RedisOptions {
-    /// Keeps every write in an append-only file, flushed at once.
+    /// Keeps every write in an append-only file, flushed immediately.
     #[must_use]
     pub fn with_aof(self) -> Self {
         self.with(["--appendonly", "yes", "--appendfsync", "always"])
     }
 
-    /// Speaks TLS too, on a port of its own.
+    /// Enables TLS on an additional port.
     #[must_use]
     pub fn with_tls(mut self, certificates: &Certificates) -> Self {
         let port = free_port();
@@ -34,7 +34,7 @@ impl RedisOptions {
             .with(["--tls-ca-cert-file", &certificates.path("ca.pem")])
     }
 
-    /// Adds arguments of its command line.
+    /// Adds command-line arguments.
     #[must_use]
     pub fn with<const N: usize>(mut self, arguments: [&str; N]) -> Self {
         self.arguments.extend(arguments.map(str::to_owned));
@@ -42,7 +42,7 @@ impl RedisOptions {
     }
 }
 
-/// A Redis server on a free port, with its data in a directory of its own.
+/// A Redis server on a free port, with its data in a temporary directory.
 #[derive(Debug)]
 pub struct RedisServer {
     program: PathBuf,
@@ -54,11 +54,11 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// Starts a server; `None`, and a line that says so, when Redis is not installed.
+    /// Starts a server. If Redis is not installed, prints that and returns `None`.
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// Panics if the server does not start.
     #[must_use]
     pub fn start(options: &RedisOptions) -> Option<Self> {
         let program = find_program("redis-server")?;
@@ -79,7 +79,7 @@ impl RedisServer {
         let program = find_program("redis-server")?;
         let (port, folder) = (free_port(), TempDir::new());
         let file = folder.path().join("sentinel.conf");
-        std::fs::write(&file, config).expect("a file of ours");
+        std::fs::write(&file, config).expect("writable");
         let arguments = [&file.display().to_string(), "--sentinel", "--port", &port.to_string()];
         let arguments = arguments.map(ToString::to_string).to_vec();
         let mut server = Self { program, arguments, port, tls_port: None, folder, server: None };
@@ -87,43 +87,43 @@ impl RedisServer {
         Some(server)
     }
 
-    /// The port on 127.0.0.1.
+    /// Returns the port on 127.0.0.1.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The URL of database 0.
+    /// Returns the URL of database 0.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/0", self.port)
     }
 
-    /// The URL of database 0 with TLS.
+    /// Returns the URL of database 0 with TLS.
     ///
     /// # Panics
     ///
-    /// When it was not started with TLS.
+    /// Panics if the server was not started with TLS.
     #[must_use]
     pub fn tls_url(&self) -> String {
         format!("rediss://localhost:{}/0", self.tls_port.expect("started with TLS"))
     }
 
-    /// What `redis-cli` says to a command.
+    /// Runs a command with `redis-cli` and returns its output.
     ///
     /// # Panics
     ///
-    /// When it does not run.
+    /// Panics if `redis-cli` cannot be started.
     #[must_use]
     pub fn cli(&self, arguments: &[&str]) -> String {
         cli(&[&["-p", &self.port.to_string()], arguments].concat())
     }
 
-    /// Starts a replica of this server and waits until it follows.
+    /// Starts a replica of this server and waits until it is in sync.
     ///
     /// # Panics
     ///
-    /// When it does not follow.
+    /// Panics if the replica does not get in sync.
     #[must_use]
     pub fn start_replica(&self) -> Self {
         let port = self.port.to_string();
@@ -133,13 +133,13 @@ impl RedisServer {
         replica
     }
 
-    /// Waits until a replica has all there is.
+    /// Waits until a replica is in sync.
     ///
     /// # Panics
     ///
-    /// When none does.
+    /// Panics if no replica gets in sync.
     pub fn wait_for_a_replica(&self) {
-        wait_until("no replica follows", || {
+        wait_until("no replica is in sync", || {
             self.cli(&["INFO", "replication"]).contains("state=online")
         });
     }
@@ -148,7 +148,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// Panics if the server does not start.
     pub fn crash_and_restart(&mut self) {
         self.crash();
         self.run();
@@ -163,37 +163,37 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// Panics if the server does not start.
     pub fn run(&mut self) {
         self.server = Some(Server::start(&self.program, &self.arguments, self.folder.path()));
         let started = Instant::now();
         while !self.answers() {
             let log = self.folder.path().join("server.log");
             let log = std::fs::read_to_string(log).unwrap_or_default();
-            assert!(started.elapsed() < Duration::from_secs(20), "redis does not start:\n{log}");
+            assert!(started.elapsed() < Duration::from_secs(20), "Redis does not start:\n{log}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Stops the server's process in its tracks.
+    /// Pauses the server with `SIGSTOP`.
     ///
     /// # Panics
     ///
-    /// When the server is gone.
+    /// Panics if the server is not running.
     pub fn pause(&self) {
         self.server.as_ref().expect("running").signal("STOP");
     }
 
-    /// Lets a paused server go on.
+    /// Continues a paused server.
     ///
     /// # Panics
     ///
-    /// When the server is gone.
+    /// Panics if the server is not running.
     pub fn resume(&self) {
         self.server.as_ref().expect("running").signal("CONT");
     }
 
-    /// Whether it answers at all: `PONG`, or that a password is missing.
+    /// Returns whether the server responds, with `PONG` or an error about a missing password.
     fn answers(&self) -> bool {
         let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) else { return false };
         let mut answer = [0; 7];
@@ -209,11 +209,11 @@ fn cli(arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Waits until something holds.
+/// Waits until a condition is true, for at most 30 seconds.
 ///
 /// # Panics
 ///
-/// When it does not come true.
+/// Panics if it does not become true.
 fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
@@ -222,23 +222,23 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A Cluster of three nodes, and a replica of each if asked for.
+/// A Redis Cluster of three primaries, each with the same number of replicas.
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
 }
 
 impl RedisCluster {
-    /// Starts a Cluster; `None`, and a line that says so, when Redis is not installed.
+    /// Starts a Cluster. If Redis is not installed, prints that and returns `None`.
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// Panics if the server does not start.
     #[must_use]
     pub fn start(replicas: usize) -> Option<Self> {
         let mut nodes = Vec::new();
         for _ in 0..3 * (1 + replicas) {
-            // The port between nodes is ours to choose, because port + 10000 may be taken.
+            // Set the cluster bus port, because the default, port + 10000, may be in use.
             let options = RedisOptions::default()
                 .with(["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"])
                 .with(["--cluster-port", &free_port().to_string()]);
@@ -257,18 +257,18 @@ impl RedisCluster {
         Some(Self { nodes })
     }
 
-    /// The nodes.
+    /// Returns the nodes.
     #[must_use]
     pub fn nodes(&self) -> &[RedisServer] {
         &self.nodes
     }
 
-    /// The nodes, to change them.
+    /// Returns the nodes mutably.
     pub fn nodes_mut(&mut self) -> &mut [RedisServer] {
         &mut self.nodes
     }
 
-    /// The URL of the Cluster, with an option.
+    /// Returns the URL of the Cluster, with an option.
     #[must_use]
     pub fn url(&self, option: &str) -> String {
         let hosts: Vec<_> =
@@ -276,19 +276,19 @@ impl RedisCluster {
         format!("redis+cluster://{}?{option}", hosts.join(","))
     }
 
-    /// Which node has the slot of a name.
+    /// Returns the index of the node that serves the slot of a name.
     ///
     /// # Panics
     ///
-    /// When no node has it.
+    /// Panics if no node serves it.
     #[must_use]
     pub fn node_of(&self, name: &str) -> usize {
         let serves = |node: &RedisServer| !node.cli(&["GET", name]).starts_with("MOVED");
-        self.nodes.iter().position(serves).expect("some node has the slot")
+        self.nodes.iter().position(serves).expect("a node serves the slot")
     }
 }
 
-/// A primary, a replica, and a sentinel that watches them under the name `shop`.
+/// A primary, a replica, and a sentinel that monitors them under the name `shop`.
 #[derive(Debug)]
 pub struct RedisSentinel {
     /// The primary and the replica, as they were started.
@@ -297,11 +297,11 @@ pub struct RedisSentinel {
 }
 
 impl RedisSentinel {
-    /// Starts the three; `None`, and a line that says so, when Redis is not installed.
+    /// Starts all three servers. If Redis is not installed, prints that and returns `None`.
     ///
     /// # Panics
     ///
-    /// When they do not start.
+    /// Panics if they do not start.
     #[must_use]
     pub fn start() -> Option<Self> {
         let primary = RedisServer::start(&RedisOptions::default().with_aof())?;
@@ -317,7 +317,7 @@ impl RedisSentinel {
         Some(Self { servers: [primary, replica], sentinel })
     }
 
-    /// The URL of the service.
+    /// Returns the URL of the Sentinel service.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis+sentinel://127.0.0.1:{}/shop/0", self.sentinel.port())

@@ -1,4 +1,4 @@
-//! `break`: takes a lock away from its holder, after asking.
+//! `break`: takes a lock away from its holder, after confirmation.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -31,7 +31,7 @@ pub(crate) async fn run(context: &Context, args: Break) -> Result<u8, Failure> {
     if args.yes {
         context.output.note(&consequences);
     } else {
-        // A question needs its subject, even with --quiet.
+        // The question below needs this context, even with --quiet.
         context.output.say(&consequences);
     }
     if !args.yes && !confirmed()? {
@@ -52,7 +52,7 @@ pub(crate) async fn run(context: &Context, args: Break) -> Result<u8, Failure> {
 
 fn confirmed() -> Result<bool, Failure> {
     if !std::io::stdin().is_terminal() {
-        return Err(Failure::new(USAGE, "not a terminal; use --yes"));
+        return Err(Failure::new(USAGE, "cannot ask for confirmation: not a terminal; use --yes"));
     }
     let mut stderr = std::io::stderr().lock();
     drop(write!(stderr, "break it? [y/N] ").and_then(|()| stderr.flush()));

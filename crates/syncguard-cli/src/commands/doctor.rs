@@ -1,14 +1,15 @@
-//! `doctor`: is the store reachable, does a lock work, and what may go wrong with it.
+//! `doctor`: checks whether the store is reachable, locks work, and settings are safe.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use anstyle::Style;
 use serde::Serialize;
-use syncguard::{
-    Acquire, AcquireRequest, AnyBackend, Clock, ErrorCode, ExtendRequest, Hint, Key, LockBackend,
-    Release, ReleaseRequest, SystemClock, TimeAuthority, Timestamp, Ttl,
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, Clock, ExtendRequest, Hint, ReleaseRequest, SystemClock,
+    TimeAuthority,
 };
+use syncguard::{AnyBackend, ErrorCode, Key, LockBackend, ReleaseOutcome, Timestamp, Ttl};
 
 use crate::Context;
 use crate::args::Doctor;
@@ -29,14 +30,14 @@ struct Check {
     text: String,
 }
 
-/// How bad it is.
+/// The severity of a check.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Severity {
     Ok,
-    /// Good to know.
+    /// Information only.
     Note,
-    /// Locks work, and may be lost in some event.
+    /// Locks work, but may be lost in some situation.
     Warning,
     /// Locks do not work.
     Error,
@@ -113,7 +114,8 @@ async fn examine(backend: &AnyBackend) -> Vec<Check> {
     let mut checks = Vec::new();
     match try_a_lock(backend).await {
         Ok(Trial { latency, clock }) => {
-            let text = format!("acquire, extend, look up and release work in {}", millis(latency));
+            let text =
+                format!("acquire, extend, look up and release succeeded in {}", millis(latency));
             checks.push(Check::ok("rights", text));
             checks.push(clock);
         }
@@ -122,16 +124,16 @@ async fn examine(backend: &AnyBackend) -> Vec<Check> {
             checks.push(Check::error(subject, failure.message + &hint));
         }
     }
-    let Some(inspector) = backend.inspector() else { return checks };
-    match inspector.advice().await {
-        Ok(advice) if advice.is_empty() => {
-            checks.push(Check::ok("safety", "no setting of the store endangers locks or fences"));
+    let Some(admin) = backend.admin() else { return checks };
+    match admin.findings().await {
+        Ok(findings) if findings.is_empty() => {
+            checks.push(Check::ok("safety", "the store's settings are safe for locks and fences"));
         }
-        Ok(advice) => checks.extend(advice.iter().map(|advice| {
-            // What may not be asked is not wrong.
-            let is_known = advice.subject() != "unknown";
+        Ok(findings) => checks.extend(findings.iter().map(|finding| {
+            // A setting that may not be read is not a problem.
+            let is_known = finding.subject() != "unknown";
             let severity = if is_known { Severity::Warning } else { Severity::Note };
-            Check::new(advice.subject(), severity, advice.text())
+            Check::new(finding.subject(), severity, finding.text())
         })),
         Err(error) => {
             let text = Failure::from(error).message;
@@ -146,7 +148,7 @@ struct Trial {
     clock: Check,
 }
 
-/// Why the trial failed: the subject of the check, and the reason.
+/// Why the trial failed: the subject of the check, and the failure.
 type Flaw = (&'static str, Failure);
 
 fn flaw(error: syncguard::Error) -> Flaw {
@@ -159,15 +161,15 @@ fn flaw(error: syncguard::Error) -> Flaw {
     (subject, error.into())
 }
 
-/// Takes a lock of its own and gives it back, with all that a lock can do.
+/// Acquires, extends, looks up and releases a lock of its own.
 async fn try_a_lock(backend: &AnyBackend) -> Result<Trial, Flaw> {
     const TTL: Duration = Duration::from_secs(10);
     let (key, ttl) = (Key::new("syncguard-doctor").map_err(flaw)?, Ttl::new(TTL).map_err(flaw)?);
     let request = AcquireRequest::new(key.clone(), ttl).map_err(flaw)?;
     let started = Instant::now();
     let before = SystemClock.now();
-    let Acquire::Acquired(lease) = backend.acquire(&request).await.map_err(flaw)? else {
-        let message = "another doctor holds the lock \"syncguard-doctor\" at the moment";
+    let AcquireOutcome::Acquired(lease) = backend.acquire(&request).await.map_err(flaw)? else {
+        let message = "another `syncguard doctor` holds the lock \"syncguard-doctor\"; try again";
         return Err(("lock", Failure::new(FAILED, message)));
     };
     let after = SystemClock.now();
@@ -176,23 +178,24 @@ async fn try_a_lock(backend: &AnyBackend) -> Result<Trial, Flaw> {
     drop(backend.extend(&extend).await.map_err(flaw)?);
     let seen = backend.lookup_key(&key).await.map_err(flaw)?.is_some();
     let release = ReleaseRequest::new(request.lock_id()).with_hint(hint);
-    let released = backend.release(&release).await.map_err(flaw)? == Release::Released;
+    let released = backend.release(&release).await.map_err(flaw)? == ReleaseOutcome::Released;
     let latency = started.elapsed();
     if !(seen && released) {
-        let message = "a lock that was acquired a moment ago was not there";
+        let message = "a lock disappeared right after it was acquired";
         return Err(("lock", Failure::new(FAILED, message)));
     }
     let clock = match backend.capabilities().time_authority {
         TimeAuthority::Server => clock(lease.expires_at(), before, after, TTL),
-        // Such a backend compares it all the time, and grants nothing by one that is off.
-        TimeAuthority::Client => {
-            Check::ok("clock", "this machine's clock decides, and agrees with the store's")
-        }
+        // Such a backend compares the clocks itself, and refuses locks if they differ too much.
+        TimeAuthority::Client => Check::ok(
+            "clock",
+            "this machine's clock decides about expiry, and agrees with the store's",
+        ),
     };
     Ok(Trial { latency, clock })
 }
 
-/// Compares the store's clock with this machine's, as far as the way there allows.
+/// Compares the store's clock with this machine's, as exactly as the latency allows.
 fn clock(expires_at: Timestamp, before: Timestamp, after: Timestamp, ttl: Duration) -> Check {
     const TOLERATED_MS: u64 = 500;
     let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);

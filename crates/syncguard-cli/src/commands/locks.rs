@@ -1,13 +1,11 @@
-//! `acquire`, `release` and `extend`: locks for scripts, which keep the lock id themselves.
+//! `acquire`, `release` and `extend`: for scripts, which keep the lock id themselves.
 
 use std::io::Read;
 use std::time::Duration;
 
 use serde::Serialize;
-use syncguard::{
-    AnyBackend, Extend as Extended, ExtendRequest, LockBackend, LockGuard, LockId,
-    Release as Released, ReleaseRequest,
-};
+use syncguard::backend::{ExtendRequest, ReleaseRequest};
+use syncguard::{AnyBackend, ExtendOutcome, LockBackend, LockGuard, LockId, ReleaseOutcome};
 
 use crate::Context;
 use crate::args::{Acquire, Extend, OneId, Release};
@@ -15,7 +13,7 @@ use crate::exit::{FAILED, Failure, NO, USAGE};
 use crate::waiting::{self, Obtained};
 use crate::{output, signals};
 
-/// How long to undo an attempt that was under way when the wait ended.
+/// How long to undo an attempt that was in flight when the wait ended.
 const UNDO_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Serialize)]
@@ -38,7 +36,7 @@ struct Extension {
     expires_at_ms: Option<u64>,
 }
 
-/// A lock id as it was typed, or from standard input.
+/// Returns the lock id from the argument or from standard input.
 pub(crate) fn lock_id(args: &OneId) -> Result<LockId, Failure> {
     let mut text = args.lock_id.clone();
     if text == "-" {
@@ -48,7 +46,7 @@ pub(crate) fn lock_id(args: &OneId) -> Result<LockId, Failure> {
         })?;
     }
     LockId::parse(text.trim()).map_err(|error| {
-        Failure::new(USAGE, error.to_string())
+        Failure::new(USAGE, error.message())
             .hint("use the lock id that `syncguard acquire` printed")
     })
 }
@@ -67,13 +65,13 @@ pub(crate) async fn acquire(context: &Context, args: Acquire) -> Result<u8, Fail
         Ok(Obtained::Interrupted(signal)) => (Ok(FAILED), Some(signal)),
         Err(failure) => (Err(failure), None),
     };
-    // An attempt that was under way may have taken a lock, whose id nobody knows.
+    // An attempt that was in flight may have acquired a lock whose id is not known here.
     drop(locker.shutdown_within(UNDO_LIMIT).await);
     signal.map_or(ended, |signal| Ok(signals::die_by(signal as i32)))
 }
 
-/// Prints the lock id. A lock whose id did not arrive is given back.
-async fn hand_out(context: &Context, mut guard: LockGuard<AnyBackend>) -> Result<u8, Failure> {
+/// Prints the lock id. If that fails, releases the lock.
+async fn hand_out(context: &Context, guard: LockGuard<AnyBackend>) -> Result<u8, Failure> {
     let (lock_id, fence, expires_at) = (guard.lock_id(), guard.fence(), guard.expires_at());
     let receipt = Receipt {
         lock_id: lock_id.expose(),
@@ -86,7 +84,7 @@ async fn hand_out(context: &Context, mut guard: LockGuard<AnyBackend>) -> Result
             Err(_error) => failure.hint("the lock could not be released and will expire"),
         });
     }
-    let _lock_id = guard.leak();
+    let _lock_id = guard.detach();
     if !context.output.tells_events() {
         let until = output::time(expires_at);
         context.output.note(&format!("acquired with fence {fence}, until {until}"));
@@ -98,7 +96,7 @@ pub(crate) async fn release(context: &Context, args: Release) -> Result<u8, Fail
     let lock_id = lock_id(&args.id)?;
     let backend = context.target.connect_existing().await?;
     let released = backend.release(&ReleaseRequest::new(lock_id)).await?;
-    let released = released == Released::Released;
+    let released = released == ReleaseOutcome::Released;
     context.output.data(&Answer { released }, || {
         if released { "released\n".to_owned() } else { "not held\n".to_owned() }
     })?;
@@ -110,8 +108,8 @@ pub(crate) async fn extend(context: &Context, args: Extend) -> Result<u8, Failur
     let (lock_id, ttl) = (lock_id(&args.id)?, waiting::ttl(args.ttl)?);
     let backend = context.target.connect_existing().await?;
     let expires_at = match backend.extend(&ExtendRequest::new(lock_id, ttl)).await? {
-        Extended::Extended(extension) => Some(extension.expires_at()),
-        Extended::NotHeld(_) => None,
+        ExtendOutcome::Extended(extension) => Some(extension.expires_at()),
+        ExtendOutcome::NotHeld(_) => None,
     };
     let answer = Extension {
         extended: expires_at.is_some(),

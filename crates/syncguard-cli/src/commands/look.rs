@@ -1,10 +1,11 @@
-//! `status`, `owns`, `ls` and `explain-key`: looking without touching.
+//! `status`, `owns`, `ls` and `explain-key`: commands that change nothing.
 
 use std::fmt::Write;
 
 use serde::Serialize;
+use syncguard::LockBackend;
+use syncguard::backend::{Clock, SystemClock};
 use syncguard::diagnostics::{self, LockInfo, LockInfoRaw};
-use syncguard::{Clock, LockBackend, SystemClock};
 
 use crate::Context;
 use crate::args::{Ls, OneId, OneKey};
@@ -37,7 +38,7 @@ struct List {
     locks: Vec<Listed>,
 }
 
-/// Since when, how long to go, and the fence.
+/// Describes how long a lock has been held, when it expires, and its fence.
 pub(crate) fn describe(info: &LockInfo) -> String {
     let now = SystemClock.now();
     let (held, left) = (now.since(info.acquired_at), info.expires_at.since(now));
@@ -72,12 +73,11 @@ pub(crate) async fn owns(context: &Context, args: OneId) -> Result<u8, Failure> 
 
 pub(crate) async fn ls(context: &Context, args: Ls) -> Result<u8, Failure> {
     let backend = context.target.connect_existing().await?;
-    let inspector = backend
-        .inspector()
-        .ok_or_else(|| Failure::new(FAILED, "this store cannot list its locks"))?;
+    let admin =
+        backend.admin().ok_or_else(|| Failure::new(FAILED, "this store cannot list its locks"))?;
     let (mut found, mut next) = (Vec::new(), None);
     loop {
-        let page = inspector.list(next.as_ref()).await?;
+        let page = admin.list(next.as_ref()).await?;
         found.extend(page.locks.into_iter().map(LockInfoRaw::from));
         next = page.next;
         if next.is_none() {
@@ -85,7 +85,7 @@ pub(crate) async fn ls(context: &Context, args: Ls) -> Result<u8, Failure> {
         }
     }
     found.sort_by_key(|lock| lock.info.acquired_at);
-    // A store may show a lock twice.
+    // A store may list a lock twice.
     found.dedup_by(|one, two| one.info.lock_id_hash == two.info.lock_id_hash);
     let listed = |lock: LockInfoRaw| Listed {
         key: args.raw.then(|| lock.key.as_str().to_owned()),
@@ -123,10 +123,10 @@ struct Place {
 
 pub(crate) fn explain_key(context: &Context, args: &OneKey) -> Result<u8, Failure> {
     let key = waiting::key_to_look_at(&args.key)?;
-    let records = syncguard::explain_key(context.target.url(), &key)?;
+    let records = diagnostics::explain_key(context.target.url(), &key)?;
     let records = records.into_iter().map(|(what, name)| Place { what, name }).collect();
     let explanation =
-        Explanation { key: key.as_str().to_owned(), hash: key.hash().to_string(), records };
+        Explanation { key: key.as_str().to_owned(), hash: key.hash_id().to_string(), records };
     context.output.data(&explanation, || {
         let mut text = format!("{:<6} {}\n", "key", output::printable(&explanation.key));
         writeln!(text, "{:<6} {}", "hash", explanation.hash).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The commands.
+//! The subcommands.
 
 pub(crate) mod break_lock;
 pub(crate) mod doctor;

@@ -1,11 +1,11 @@
-//! `syncguard run`: a command while the lock is held.
+//! `run`: runs a command while it holds a lock.
 
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
+use syncguard::backend::{ExtendRequest, Hint};
 use syncguard::{
-    AnyBackend, Extend, ExtendRequest, Hint, Key, LockBackend, LockGuard, Locker, LostReason,
-    Release, Ttl,
+    AnyBackend, ExtendOutcome, Key, LockBackend, LockGuard, Locker, LostReason, ReleaseOutcome, Ttl,
 };
 
 use crate::Context;
@@ -18,7 +18,7 @@ use crate::supervision::{Outcome, Supervision, lost};
 use crate::waiting::{self, Obtained};
 use crate::watcher::Watcher;
 
-/// How long releasing may take before it is left to the lock's time to live.
+/// How long a release may take before the lock is left to expire.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
@@ -27,7 +27,7 @@ pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
     let grace = grace(&args)?;
     check_holding(&args)?;
     let options = waiting::options(&args.waiting)?.renew().stop_margin(grace);
-    // It starts while we connect and wait.
+    // The watcher starts while this process connects and waits.
     let mut watcher = Watcher::start(grace)?;
     let connecting = Box::pin(waiting::locker(context, &key, &args.waiting, options));
     let locker = match waiting::unless_ended(connecting).await {
@@ -37,7 +37,7 @@ pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
             return Ok(signals::die_by(signal as i32));
         }
     };
-    // It is shut down below. The rest, closing files and connections, ends with the process.
+    // It is shut down below. Files and connections are closed when the process exits.
     let locker = ManuallyDrop::new(locker);
     let guard = match obtain(context, &locker, &key, &args).await {
         Ok(Obtained::Lock(guard)) => guard,
@@ -64,8 +64,8 @@ pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
         on_lost: args.on_lost.as_deref(),
     };
     let outcome = supervision.run(&args.command, &key).await;
-    // If something of ours failed, the group is ended. Otherwise the watcher ends while the lock is
-    // released.
+    // If the supervision failed, dropping the watcher terminates the group. Otherwise the watcher
+    // exits while the lock is released.
     let watcher = if outcome.is_ok() {
         watcher.dismiss();
         Some(watcher)
@@ -74,9 +74,9 @@ pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
         None
     };
     if let Ok(Outcome::Lost(reason)) = outcome {
-        // It is not ours to release. Nobody needs its id.
-        let _lock_id = guard.leak();
-        return Err(Failure::new(LOST, format!("{}; the command was ended", lost(reason))));
+        // A lost lock is not released, and its id is not needed.
+        let _lock_id = guard.detach();
+        return Err(Failure::new(LOST, format!("{}; the command was terminated", lost(reason))));
     }
     let rest = args.hold_at_least.and_then(|least| least.checked_sub(held_since.elapsed()));
     let rest = rest.filter(|_| outcome.is_ok());
@@ -93,15 +93,15 @@ pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
         Outcome::Ended(Ending::Signal(signal)) => Ok(signals::die_by(signal)),
         Outcome::TooLong => {
             let longest = output::duration(args.max_hold.unwrap_or_default());
-            let message = format!("the command took longer than {longest} and was ended");
+            let message = format!("the command took longer than {longest} and was terminated");
             Err(Failure::new(MAX_HOLD, message))
         }
         Outcome::Lost(_) => unreachable!("BUG: handled above"),
     }
 }
 
-/// Waits for the lock. Time that the process was stopped for is no time in which it could have got a
-/// lock that is free now.
+/// Waits for the lock. After a timeout, tries once more if the process was stopped meanwhile,
+/// because it could not acquire the lock during that time.
 async fn obtain(
     context: &Context,
     locker: &Locker<AnyBackend>,
@@ -117,7 +117,7 @@ async fn obtain(
     }
 }
 
-/// The grace: so short that there is time to renew before it begins.
+/// Returns the grace, which must be short enough that there is time to renew before it begins.
 fn grace(args: &Run) -> Result<Duration, Failure> {
     let ttl = args.waiting.ttl;
     let grace = args.grace.unwrap_or(ttl / 3);
@@ -131,50 +131,62 @@ fn grace(args: &Run) -> Result<Duration, Failure> {
 
 fn check_holding(args: &Run) -> Result<(), Failure> {
     let Some(least) = args.hold_at_least else { return Ok(()) };
-    Ttl::new(least).map_err(|error| Failure::new(USAGE, format!("--hold-at-least: {error}")))?;
+    Ttl::new(least)
+        .map_err(|error| Failure::new(USAGE, format!("--hold-at-least: {}", error.message())))?;
     Ok(())
 }
 
-/// Releases the lock, or leaves it to the rest of its time. The answer is whether it was held until
-/// now, as far as is known.
+/// Releases the lock, or lets it expire after the rest of `--hold-at-least`. Returns whether it was
+/// held until now, as far as is known.
 async fn let_go(
     context: &Context,
     backend: &AnyBackend,
-    mut guard: LockGuard<AnyBackend>,
+    guard: LockGuard<AnyBackend>,
     rest: Option<Duration>,
 ) -> bool {
-    // A lock lives for whole milliseconds.
+    // A TTL has whole milliseconds, so round up.
     let millis =
         |rest: Duration| u64::try_from(rest.as_millis()).map(|ms| Duration::from_millis(ms + 1));
     let rest = rest.and_then(|rest| Ttl::new(millis(rest).ok()?).ok());
     if let Some(rest) = rest {
         let is_valid = guard.is_valid();
         let hint = Hint::key(guard.key().clone());
-        // It is not renewed any longer, and ends by itself.
-        let request = ExtendRequest::new(guard.leak(), rest).with_hint(hint);
+        // The lock is no longer renewed, and expires.
+        let request = ExtendRequest::new(guard.detach(), rest).with_hint(hint);
         return match tokio::time::timeout(RELEASE_LIMIT, backend.extend(&request)).await {
-            Ok(Ok(Extend::Extended(_))) => true,
-            Ok(Ok(Extend::NotHeld(_))) => false,
+            Ok(Ok(ExtendOutcome::Extended(_))) => true,
+            Ok(Ok(ExtendOutcome::NotHeld(_))) => false,
             Ok(Err(error)) => {
-                context.output.note(&format!("cannot keep the lock, it will expire: {error}"));
+                context.output.note(&format!(
+                    "cannot keep the lock for --hold-at-least: {}; it expires after its TTL",
+                    error.message()
+                ));
                 is_valid
             }
             Err(_elapsed) => {
-                context.output.note("cannot keep the lock, it will expire: no answer in time");
+                context.output.note(
+                    "cannot keep the lock for --hold-at-least: no response in time; it expires \
+                     after its TTL",
+                );
                 is_valid
             }
         };
     }
     let is_valid = guard.is_valid();
     match tokio::time::timeout(RELEASE_LIMIT, guard.release()).await {
-        Ok(Ok(Release::Released)) => true,
-        Ok(Ok(Release::NotHeld(_))) => false,
+        Ok(Ok(ReleaseOutcome::Released)) => true,
+        Ok(Ok(ReleaseOutcome::NotHeld(_))) => false,
         Ok(Err(error)) => {
-            context.output.note(&format!("cannot release the lock, it will expire: {error}"));
+            context.output.note(&format!(
+                "cannot release the lock: {}; it expires after its TTL",
+                error.message()
+            ));
             is_valid
         }
         Err(_elapsed) => {
-            context.output.note("cannot release the lock in time, it will expire");
+            context
+                .output
+                .note("cannot release the lock: no response in time; it expires after its TTL");
             is_valid
         }
     }

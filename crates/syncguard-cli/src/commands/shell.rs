@@ -1,4 +1,4 @@
-//! `completions` and `man`: what shells and `man` need.
+//! `completions` and `man`: generate completion scripts and manual pages.
 
 use std::fs;
 use std::io::Write;
@@ -11,7 +11,7 @@ use clap_mangen::Man;
 use crate::args::Cli;
 use crate::exit::{CODES, FAILED, Failure};
 
-/// The command without what people do not type.
+/// Returns the command without its hidden subcommands.
 fn public() -> Command {
     let all = Cli::command();
     let subcommands = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
@@ -24,7 +24,7 @@ fn public() -> Command {
         .subcommand_required(true)
 }
 
-/// After `--` bash completes the command of `run`, and before it no positional is a file.
+/// Makes bash complete the words after `--` as a command.
 const BASH_PROLOGUE: &str = r#"
     local word
     for ((word = 1; word < COMP_CWORD; word++)); do
@@ -42,7 +42,7 @@ const BASH_PROLOGUE: &str = r#"
     done
 "#;
 
-/// The same for zsh.
+/// Does the same in zsh.
 const ZSH_PROLOGUE: &str = r"
     integer dashes=${words[(ie)--]}
     if (( dashes < CURRENT )); then
@@ -53,7 +53,7 @@ const ZSH_PROLOGUE: &str = r"
     fi
 ";
 
-/// The same for fish.
+/// Does the same in fish, and turns file completion off elsewhere.
 const FISH_EPILOGUE: &str = r#"
 complete -c syncguard -f
 complete -c syncguard -n "contains -- -- (commandline -opc)" -F -a "(__fish_syncguard_command)"
@@ -76,7 +76,7 @@ pub(crate) fn completions(shell: Shell) -> Result<u8, Failure> {
     match shell {
         Shell::Bash => {
             script = prologue(&script, BASH_PROLOGUE);
-            // What has no completion of its own is a key, not a file.
+            // Do not fall back to file names: an argument without completions is a key.
             script = script.replace(" -o bashdefault -o default ", " ");
         }
         Shell::Zsh => script = prologue(&script, ZSH_PROLOGUE),
@@ -91,7 +91,7 @@ fn print(text: &[u8]) -> Result<u8, Failure> {
         Err(cause) if cause.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Failure::new(FAILED, format!("cannot write to standard output: {cause}")))
         }
-        // Whoever reads may have seen enough.
+        // Ignore a closed pipe.
         _ => Ok(0),
     }
 }
@@ -112,7 +112,7 @@ pub(crate) fn man(directory: Option<&Path>) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// A manual page with its exit codes as a list.
+/// Renders a manual page, with the exit codes as a list.
 fn page(command: &Command) -> std::io::Result<Vec<u8>> {
     let source = concat!("syncguard ", env!("CARGO_PKG_VERSION"));
     let man = Man::new(command.clone()).source(source);

@@ -1,4 +1,4 @@
-//! `setup` and `url`: the store itself.
+//! `setup` and `url`: prepare and show the store.
 
 use serde::Serialize;
 use syncguard::LockBackend;
@@ -15,8 +15,8 @@ struct Setup {
 
 pub(crate) async fn setup(context: &Context) -> Result<u8, Failure> {
     let backend = context.target.connect().await?;
-    if let Some(inspector) = backend.inspector() {
-        inspector.setup().await?;
+    if let Some(admin) = backend.admin() {
+        admin.setup().await?;
     }
     context.output.data(&Setup { ready: true }, || "ready\n".to_owned())?;
     Ok(0)
@@ -28,11 +28,11 @@ struct Url {
     source: &'static str,
 }
 
-/// Shows which store is used.
+/// Prints the URL of the store, without its password.
 pub(crate) fn url(context: &Context) -> Result<u8, Failure> {
     let address = Address::parse(context.target.url()).ok_or_else(|| {
-        Failure::new(USAGE, "the URL cannot be shown without the risk of showing a password")
-            .hint("percent-encode /, ? and # in its password")
+        Failure::new(USAGE, "cannot print the URL: its password cannot be identified and hidden")
+            .hint("percent-encode /, ? and # in the password")
     })?;
     let url = Url { url: address.redacted(), source: context.target.source() };
     context.output.data(&url, || format!("{}\n", output::printable(&url.url)))?;

@@ -1,4 +1,4 @@
-//! `wait`: until a lock is free, without taking it.
+//! `wait`: waits until a lock is free, without acquiring it.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::exit::Failure;
 use crate::progress::indicate;
 use crate::{signals, waiting};
 
-/// How long to wait before looking again, even if no notification came.
+/// How long to wait before the next lookup if no notification arrives.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) async fn wait(context: &Context, args: Wait) -> Result<u8, Failure> {
@@ -21,7 +21,7 @@ pub(crate) async fn wait(context: &Context, args: Wait) -> Result<u8, Failure> {
         biased;
         signal = signals::ending() => Ok(signals::die_by(signal as i32)),
         free = waiting => free.map(|()| 0),
-        () = indicate(context, &key) => unreachable!("it never ends"),
+        () = indicate(context, &key) => unreachable!("BUG: progress never completes"),
     }
 }
 
@@ -32,7 +32,7 @@ async fn until_free(
     deadline: Option<Instant>,
 ) -> Result<(), Failure> {
     let fail_fast = args.conflict.fail_fast;
-    // It must be there; whether it can be reached may change.
+    // A missing SQLite file is an error; an unreachable store is retried.
     let mut backend = match context.target.connect_existing().await {
         Ok(backend) => backend,
         Err(failure) if fail_fast || !failure.may_pass() => return Err(failure),
@@ -51,7 +51,7 @@ async fn until_free(
                 (Some(error), _) => error.into(),
                 (None, WaitLimit::For(time)) if !time.is_zero() => {
                     let time = humantime::format_duration(time);
-                    let message = format!("the lock was not free within {time}");
+                    let message = format!("the lock did not become free within {time}");
                     waiting::not_acquired(context, args.conflict, &message)
                 }
                 (None, _) => {
@@ -64,16 +64,16 @@ async fn until_free(
     }
 }
 
-/// Waits for a release, the next look, or the end.
+/// Waits for a release, the next lookup, or the deadline.
 async fn pause(backend: &mut AnyBackend, key: &Key, deadline: Option<Instant>) {
     let again = Instant::now() + POLL_INTERVAL;
     let until = deadline.map_or(again, |deadline| deadline.min(again));
     let released = async {
-        match backend.wake_ups(key).await {
-            // A release may have come before the subscription.
+        match backend.subscribe(key).await {
+            // Look again, because a release may have come before the subscription.
             Some(mut released) => {
                 if diagnostics::get_by_key(&*backend, key).await.is_ok_and(|lock| lock.is_some()) {
-                    released.woken().await;
+                    released.notified().await;
                 }
             }
             None => std::future::pending().await,

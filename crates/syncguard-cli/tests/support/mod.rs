@@ -1,6 +1,6 @@
-//! The real binary, on stores of its own.
+//! Runs the real binary on stores that are started for each test.
 
-#![allow(dead_code, reason = "every test file uses a part of it")]
+#![allow(dead_code, reason = "each test file uses only a part of this module")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -10,7 +10,7 @@ use test_support::{
     FirestoreEmulator, PostgresOptions, PostgresServer, RedisOptions, RedisServer, TempDir,
 };
 
-/// Where the locks of a test are.
+/// The store of a test.
 pub(crate) struct Store {
     pub(crate) url: String,
     pub(crate) folder: TempDir,
@@ -25,7 +25,7 @@ impl Store {
         Self { url, folder, redis: None, emulator: None }
     }
 
-    /// SQLite; Redis and Firestore where they are installed.
+    /// Starts all stores: SQLite, and Redis and Firestore if they are installed.
     pub(crate) fn all() -> Vec<Self> {
         let mut all = vec![Self::sqlite()];
         if let Some(redis) = RedisServer::start(&RedisOptions::default()) {
@@ -39,14 +39,14 @@ impl Store {
         all
     }
 
-    /// Redis, where it is installed.
+    /// Starts Redis, if it is installed.
     pub(crate) fn redis() -> Option<Self> {
         let redis = RedisServer::start(&RedisOptions::default())?;
         let (url, folder) = (redis.url(), TempDir::new());
         Some(Self { url, folder, redis: Some(redis), emulator: None })
     }
 
-    /// PostgreSQL with its tables, where it is installed.
+    /// Starts PostgreSQL and creates the tables, if it is installed.
     pub(crate) fn postgres(options: &PostgresOptions) -> Option<(Self, PostgresServer)> {
         let server = PostgresServer::start(options)?;
         let (url, folder) = (server.url(), TempDir::new());
@@ -55,24 +55,24 @@ impl Store {
         Some((store, server))
     }
 
-    /// `syncguard` on this store.
+    /// Returns a `syncguard` command on this store.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = syncguard(arguments);
         command.env("SYNCGUARD_URL", &self.url);
         command
     }
 
-    /// Runs it to its end.
+    /// Runs `syncguard` and waits for its output.
     pub(crate) fn run(&self, arguments: &[&str]) -> Output {
         self.command(arguments).output().expect("the binary runs")
     }
 
-    /// The code that it ends with.
+    /// Runs `syncguard` and returns its exit code.
     pub(crate) fn code(&self, arguments: &[&str]) -> i32 {
         self.run(arguments).status.code().expect("not ended by a signal")
     }
 
-    /// Runs `syncguard run` with a shell script in the background.
+    /// Starts `syncguard run` with a shell script in the background.
     pub(crate) fn background(&self, options: &[&str], script: &str) -> Child {
         let arguments = [&["run", "-q"], options, &["--", "sh", "-c", script]].concat();
         self.command(&arguments)
@@ -88,7 +88,7 @@ impl Store {
         self.folder.path().join(name)
     }
 
-    /// What a script has written, once it is there.
+    /// Waits until a script has written a file, and returns its text.
     pub(crate) fn wait_for(&self, name: &str) -> String {
         let path = self.path(name);
         eventually(&format!("{name} is written"), || has_text(&path));
@@ -100,7 +100,7 @@ fn has_text(path: &Path) -> bool {
     std::fs::read_to_string(path).is_ok_and(|text| text.ends_with('\n'))
 }
 
-/// `syncguard` without any environment of its own.
+/// Returns a `syncguard` command without the environment variables that it reads.
 pub(crate) fn syncguard(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_syncguard"));
     command.args(arguments).env("NO_COLOR", "1");
@@ -117,7 +117,7 @@ pub(crate) fn syncguard(arguments: &[&str]) -> Command {
     command
 }
 
-/// Waits until something holds.
+/// Waits until a condition is true, for at most 20 seconds.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
@@ -126,7 +126,7 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Waits for the end of a child, which must come.
+/// Waits until a child ends.
 pub(crate) fn end_of(child: &mut Child) -> ExitStatus {
     let mut status = None;
     eventually("it ends", || {
@@ -141,7 +141,7 @@ pub(crate) fn send(signal: &str, process: u32) {
     assert!(sent.expect("kill runs").success());
 }
 
-/// Whether a process is there and is no zombie.
+/// Returns whether a process exists and is not a zombie.
 pub(crate) fn is_alive(process: &str) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"));
     status.is_ok_and(|status| !status.contains("State:\tZ"))

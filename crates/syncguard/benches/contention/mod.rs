@@ -1,4 +1,4 @@
-//! Many who want one lock: tasks of one process, and processes. Every backend is measured like this.
+//! Contention for one lock between tasks of one process and between processes, for every backend.
 
 #![allow(dead_code, reason = "every benchmark uses a part of it")]
 
@@ -7,7 +7,8 @@ use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use syncguard::{AnyBackend, Fenced, LockBackend, LockOptions, Locker};
+use syncguard::backend::Fenced;
+use syncguard::{AnyBackend, LockBackend, LockOptions, Locker};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::{Demand, Report, percentile};
@@ -25,7 +26,7 @@ pub(crate) async fn locker(url: &str) -> Locker<AnyBackend> {
     Locker::builder(backend).options(options).build().unwrap()
 }
 
-/// Cycles per second of tasks on keys of their own, whatever a cycle is.
+/// Measures cycles per second of tasks that use distinct keys.
 pub(crate) async fn cycles<Cycle, Work>(
     tasks: usize,
     slice: Duration,
@@ -56,7 +57,7 @@ where
     total as f64 / started.elapsed().as_secs_f64()
 }
 
-/// Locks and releases per second of tasks on keys of their own.
+/// Measures lock-and-release cycles per second of tasks that use distinct keys.
 pub(crate) async fn lock_cycles<B>(locker: &Locker<B>, tasks: usize, slice: Duration) -> f64
 where
     B: LockBackend<Fencing = Fenced>,
@@ -66,7 +67,7 @@ where
         move |key: String| {
             let locker = locker.clone();
             async move {
-                let mut guard = locker.lock(key).await.unwrap();
+                let guard = locker.lock(key).await.unwrap();
                 guard.release().await.unwrap();
             }
         }
@@ -74,7 +75,7 @@ where
     .await
 }
 
-/// Tasks on one key: hand-overs per second and the longest wait have demands.
+/// Measures tasks on one key. Handovers per second and the longest wait have demands.
 pub(crate) async fn tasks(
     report: &mut Report,
     url: &str,
@@ -90,7 +91,7 @@ pub(crate) async fn tasks(
                 let (mut waits, mut fences) = (Vec::new(), Vec::new());
                 while Instant::now() < end {
                     let asked = Instant::now();
-                    let mut guard = locker.lock("hot").await.unwrap();
+                    let guard = locker.lock("hot").await.unwrap();
                     waits.push(asked.elapsed().as_secs_f64() * 1000.0);
                     fences.push((guard.fence().get(), task));
                     guard.release().await.unwrap();
@@ -128,7 +129,7 @@ fn now_us() -> u128 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros()
 }
 
-/// Whether this process is one of several; then it has done its part.
+/// Runs this process as a child if it was started as one. Returns whether it was.
 pub(crate) fn is_child() -> bool {
     let Ok(order) = std::env::var(CHILD) else { return false };
     let [tasks, key, url] = order.splitn(3, ' ').collect::<Vec<_>>().try_into().unwrap();
@@ -136,7 +137,8 @@ pub(crate) fn is_child() -> bool {
     true
 }
 
-/// One of several processes: tasks on one key. Prints asked, acquired and released.
+/// Runs tasks on one key in a child process. Prints when each lock was requested, acquired and
+/// released.
 async fn child(url: &str, key: &str, tasks: usize) {
     let locker = locker(url).await;
     let end = Instant::now() + RUN;
@@ -147,7 +149,7 @@ async fn child(url: &str, key: &str, tasks: usize) {
                 let mut lines = String::new();
                 while Instant::now() < end {
                     let asked = now_us();
-                    let mut guard = locker.lock(&key).await.unwrap();
+                    let guard = locker.lock(&key).await.unwrap();
                     let acquired = now_us();
                     let released = now_us();
                     guard.release().await.unwrap();
@@ -170,7 +172,8 @@ pub(crate) fn start_child(url: &str, key: &str, tasks: usize) -> Child {
         .unwrap()
 }
 
-/// What a child tells of each hold: asked, acquired and released, in microseconds.
+/// Reads the lines of a child: when each lock was requested, acquired and released, in
+/// microseconds.
 fn holds(child: Child) -> impl Iterator<Item = [f64; 3]> {
     BufReader::new(child.stdout.unwrap()).lines().map(|line| {
         let line = line.unwrap();
@@ -179,12 +182,12 @@ fn holds(child: Child) -> impl Iterator<Item = [f64; 3]> {
     })
 }
 
-/// How long each lock of a child was waited for, in milliseconds.
+/// Returns how long a child waited for each lock, in milliseconds.
 pub(crate) fn waits(child: Child) -> Vec<f64> {
     holds(child).map(|[asked, acquired, _]| (acquired - asked) / 1000.0).collect()
 }
 
-/// Processes on one key: the median gap and the longest wait have demands.
+/// Measures processes on one key. The median gap and the longest wait have demands.
 pub(crate) fn processes(
     report: &mut Report,
     url: &str,

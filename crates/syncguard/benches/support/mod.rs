@@ -1,13 +1,13 @@
-//! What all benchmarks share: alternating rounds, a table on the terminal, figures as JSON.
+//! Shared parts of the benchmarks: a table on the terminal, figures as JSON, and statistics.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-/// One line of the results: a figure, what it is compared with, and what it must reach.
+/// One line of the results.
 struct Figure {
     /// What was measured.
     name: String,
-    /// The measured value, with its unit.
+    /// The measured value.
     value: f64,
     /// The unit.
     unit: &'static str,
@@ -33,19 +33,19 @@ impl Demand {
     }
 }
 
-/// Collects figures, prints them and writes them down.
+/// Collects figures, prints them, and writes them to a file.
 #[derive(Default)]
 pub(crate) struct Report {
     figures: Vec<Figure>,
 }
 
 impl Report {
-    /// Adds a figure that is only information.
+    /// Adds a figure without a demand.
     pub(crate) fn info(&mut self, name: impl Into<String>, value: f64, unit: &'static str) {
         self.figures.push(Figure { name: name.into(), value, unit, demand: None });
     }
 
-    /// Adds a figure that must reach something.
+    /// Adds a figure with a demand.
     pub(crate) fn check(
         &mut self,
         name: impl Into<String>,
@@ -56,7 +56,7 @@ impl Report {
         self.figures.push(Figure { name: name.into(), value, unit, demand: Some(demand) });
     }
 
-    /// Prints the table, writes the JSON, and ends the process with 1 if a demand is not met.
+    /// Prints the table, writes the JSON, and exits with code 1 if a demand is not met.
     pub(crate) fn finish(self, backend: &str) {
         let width = self.figures.iter().map(|figure| figure.name.len()).max().unwrap_or(0);
         let mut json = String::new();
@@ -95,13 +95,13 @@ impl Report {
     }
 }
 
-/// The middle one of a few measurements.
+/// Returns the median of a few measurements.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-/// A percentile of many measurements, sorted in place.
+/// Sorts many measurements and returns a percentile.
 pub(crate) fn percentile(values: &mut [f64], percent: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "a small index")]

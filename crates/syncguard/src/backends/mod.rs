@@ -1,4 +1,4 @@
-//! The stores. A backend knows the contract and the words; it never knows the engine.
+//! Ring 3: the backends. They depend on the contract and the common types, never on the locker.
 
 #[cfg(feature = "firestore")]
 pub mod firestore;

@@ -1,72 +1,186 @@
-//! The guard: a held lock that is released when it is dropped.
+//! The guard and its handles, which block the thread on the async ones.
 
 use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
 
 use super::Owned;
-use super::handle::LockHandle;
-use crate::common::error::Result;
+use crate::common::error::{Error, Result};
+use crate::common::fence::{Fence, Fenced};
+use crate::common::key::Key;
 use crate::common::lock_id::LockId;
+use crate::common::lost_reason::LostReason;
+use crate::common::time::Timestamp;
+use crate::common::ttl::Ttl;
 use crate::contract::LockBackend;
-use crate::contract::outcome::Release;
+use crate::contract::outcome::{ExtendOutcome, ReleaseOutcome};
+use crate::lock::guard::{LockGuard as AsyncLockGuard, LockHandle as AsyncLockHandle};
 
-/// A held lock. Dropping it waits until it is released, for at most
-/// [the release's own time](crate::LockOptions::release_timeout); in async code, which must not
-/// wait, the release goes on in the background. See [`crate::LockGuard`].
-#[must_use = "dropping the guard releases the lock at once; keep it in a variable with a name"]
+/// A held lock. See [`crate::LockGuard`].
+///
+/// Dropping it waits for the release, for at most the
+/// [release timeout](crate::LockOptions::release_timeout). In async code, which must not block, the
+/// release continues in the background.
+#[must_use = "dropping the guard releases the lock at once; keep it in a named variable"]
 pub struct LockGuard<B: LockBackend> {
-    /// Only empty while it is being dropped or leaked.
-    guard: Option<crate::LockGuard<B>>,
-    handle: LockHandle<B>,
+    /// `None` only while the guard is being dropped or detached.
+    guard: Option<AsyncLockGuard<B>>,
+    handle: AsyncLockHandle<B>,
+    inner: Arc<Owned<B>>,
 }
 
 impl<B: LockBackend> LockGuard<B> {
-    pub(super) fn new(guard: crate::LockGuard<B>, inner: &Arc<Owned<B>>) -> Self {
-        let handle = LockHandle::new(guard.held(), Arc::clone(inner));
-        Self { guard: Some(guard), handle }
+    pub(super) fn new(guard: AsyncLockGuard<B>, inner: &Arc<Owned<B>>) -> Self {
+        let handle = guard.handle();
+        Self { guard: Some(guard), handle, inner: Arc::clone(inner) }
     }
 
-    /// Gives the lock back and waits for the answer. See [`crate::LockGuard::release`].
-    pub fn release(&mut self) -> Result<Release> {
-        let guard = self.guard.as_mut().expect("BUG: a guard is there until it is dropped");
-        self.handle.owned().block_on(guard.release())?
+    /// Releases the lock and waits for the outcome. See [`crate::LockGuard::release`].
+    pub fn release(&self) -> Result<ReleaseOutcome> {
+        let guard = self.guard.as_ref().expect("BUG: a guard is there until it is dropped");
+        self.inner.block_on(guard.release())?
     }
 
-    /// Keeps the lock beyond this guard. See [`crate::LockGuard::leak`].
+    /// Consumes the guard without releasing the lock. See [`crate::LockGuard::detach`].
     #[must_use]
-    pub fn leak(mut self) -> LockId {
+    pub fn detach(mut self) -> LockId {
         let guard = self.guard.take().expect("BUG: a guard is there until it is dropped");
-        guard.leak()
-    }
-
-    /// A handle for work that runs under this lock, also on other threads.
-    #[must_use]
-    pub fn handle(&self) -> LockHandle<B> {
-        self.handle.clone()
-    }
-}
-
-/// A guard can do everything that a handle to its lock can.
-impl<B: LockBackend> Deref for LockGuard<B> {
-    type Target = LockHandle<B>;
-
-    fn deref(&self) -> &LockHandle<B> {
-        &self.handle
+        guard.detach()
     }
 }
 
 impl<B: LockBackend> Drop for LockGuard<B> {
     fn drop(&mut self) {
-        if let Some(mut guard) = self.guard.take() {
-            // In async code this is refused, and the async guard's own drop does it.
-            drop(self.handle.owned().block_on(guard.finish()));
+        if let Some(guard) = self.guard.take() {
+            // In async code this fails, and dropping the async guard releases the lock instead.
+            drop(self.inner.block_on(guard.finish()));
         }
     }
 }
 
-impl<B: LockBackend> fmt::Debug for LockGuard<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.guard, f)
+/// A handle to a held lock for the work that runs under it. See [`crate::LockHandle`].
+///
+/// It can inspect and extend the lock, but not release it. You can send clones to other threads. A
+/// handle keeps the locker's runtime alive.
+pub struct LockHandle<B: LockBackend> {
+    handle: AsyncLockHandle<B>,
+    inner: Arc<Owned<B>>,
+}
+
+impl<B: LockBackend> Clone for LockHandle<B> {
+    fn clone(&self) -> Self {
+        self.handle()
     }
 }
+
+/// Implements the methods that a guard and a handle have in common.
+macro_rules! lease_methods {
+    ($type:ident) => {
+        impl<B: LockBackend> $type<B> {
+            /// Returns the key of the lock.
+            #[must_use]
+            pub fn key(&self) -> &Key {
+                self.handle.key()
+            }
+
+            /// Returns the id that holds the lock. It is a secret: anyone who has it can release
+            /// the lock.
+            #[must_use]
+            pub fn lock_id(&self) -> LockId {
+                self.handle.lock_id()
+            }
+
+            /// Returns the fence, for code that is generic over the backend.
+            #[must_use]
+            pub fn try_fence(&self) -> Option<Fence> {
+                self.handle.try_fence()
+            }
+
+            /// Returns when the lock expires, by the backend's time authority.
+            #[must_use]
+            pub fn expires_at(&self) -> Timestamp {
+                self.handle.expires_at()
+            }
+
+            /// Returns how long the lock is certainly still held, by this machine's clock; zero if
+            /// it was lost or released.
+            #[must_use]
+            pub fn remaining(&self) -> Duration {
+                self.handle.remaining()
+            }
+
+            /// Returns whether the lock is certainly still held. It may be lost by the time you act
+            /// on it: rely on the fence.
+            #[must_use]
+            pub fn is_valid(&self) -> bool {
+                self.handle.is_valid()
+            }
+
+            /// Fails unless the lock is certainly still held. See
+            /// [`crate::LockGuard::ensure_valid`].
+            pub fn ensure_valid(&self) -> Result<()> {
+                self.handle.ensure_valid()
+            }
+
+            /// Returns why the lock is no longer held, or `None` while it is held.
+            #[must_use]
+            pub fn ended(&self) -> Option<LostReason> {
+                self.handle.ended()
+            }
+
+            /// Returns a token that is canceled when the lock is lost. Work on a thread can check
+            /// it between two steps.
+            #[must_use]
+            pub fn lost_token(&self) -> CancellationToken {
+                self.handle.lost_token()
+            }
+
+            /// Calls `callback` on a thread of the runtime if the lock is lost, but not if it is
+            /// released.
+            pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
+                let handle = self.handle.clone();
+                self.inner.spawn(async move {
+                    match handle.lost().await {
+                        LostReason::Released => {}
+                        reason => drop(tokio::task::spawn_blocking(move || callback(reason))),
+                    }
+                });
+            }
+
+            /// Sets the expiry to *now + ttl* and waits for the outcome. The TTL is a [`Ttl`] or a
+            /// [`Duration`]. [`ExtendOutcome::NotHeld`] means that the lock is lost.
+            pub fn extend<T>(&self, ttl: T) -> Result<ExtendOutcome>
+            where
+                T: TryInto<Ttl> + Send,
+                Error: From<T::Error>,
+            {
+                self.inner.block_on(self.handle.extend(ttl))?
+            }
+
+            /// Returns a handle for work that runs under this lock, also on other threads.
+            #[must_use]
+            pub fn handle(&self) -> LockHandle<B> {
+                LockHandle { handle: self.handle.clone(), inner: Arc::clone(&self.inner) }
+            }
+        }
+
+        impl<B: LockBackend<Fencing = Fenced>> $type<B> {
+            /// Returns the fence of this acquisition. Send it with every write.
+            #[must_use]
+            pub fn fence(&self) -> Fence {
+                self.handle.fence()
+            }
+        }
+
+        impl<B: LockBackend> fmt::Debug for $type<B> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($type)).field("key", self.key()).finish_non_exhaustive()
+            }
+        }
+    };
+}
+
+lease_methods!(LockGuard);
+lease_methods!(LockHandle);

@@ -1,11 +1,11 @@
-//! The same locks for programs without an async runtime.
+//! A blocking API for programs without an async runtime.
 //!
-//! A [`Locker`] here owns a small runtime with one worker thread, so that renewal goes on while
-//! the caller works. The names and the meanings are those of [`crate::Locker`] and
-//! [`crate::LockGuard`]; only the waiting is different: it blocks.
+//! A blocking [`Locker`] owns a small runtime with one worker thread, so that renewal continues
+//! while your code works. Its methods have the same names and meanings as those of
+//! [`crate::Locker`] and [`crate::LockGuard`], but they block instead of returning futures.
 //!
-//! Use it on plain threads, in `tokio::task::spawn_blocking` and in `tokio::task::block_in_place`. In
-//! async code, where blocking would stop the runtime, every call that waits fails with
+//! Use it on plain threads, in `tokio::task::spawn_blocking` and in `tokio::task::block_in_place`.
+//! In async code, where blocking would stall the runtime, every call that waits fails with
 //! [`ErrorCode::InvalidArgument`].
 //!
 //! ```
@@ -19,7 +19,6 @@
 //! ```
 
 mod guard;
-mod handle;
 mod wait;
 
 use std::future::Future;
@@ -32,47 +31,54 @@ use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::contract::LockBackend;
+use crate::lock::guard::LockGuard as AsyncLockGuard;
+use crate::lock::locker::{Locker as AsyncLocker, LockerBuilder};
 use crate::lock::options::LockOptions;
-pub use guard::LockGuard;
-pub use handle::LockHandle;
+pub use guard::{LockGuard, LockHandle};
 use wait::{wait_for, would_stop_a_runtime};
 
-/// Takes locks on a backend, blocking the calling thread. See [`crate::Locker`].
+/// Acquires locks on a backend, blocking the calling thread. See [`crate::Locker`].
 ///
-/// Dropping the last clone waits for releases in the background, for at most ten seconds.
+/// Dropping the last clone waits for background releases, for at most 10 seconds.
 #[derive(Clone, Debug)]
 pub struct Locker<B: LockBackend> {
-    // Declared before the runtime: its drop needs it.
+    // Dropped first: the last clone waits for releases and ends the runtime.
     inner: Arc<Owned<B>>,
-    locker: crate::Locker<B>,
+    locker: AsyncLocker<B>,
 }
 
 #[derive(Debug)]
 struct Owned<B: LockBackend> {
-    locker: crate::Locker<B>,
-    /// Only empty while it is being dropped.
+    locker: AsyncLocker<B>,
+    /// `None` only while this value is being dropped.
     runtime: Option<Runtime>,
 }
 
 impl<B: LockBackend> Locker<B> {
-    /// A locker with the default options. See [`crate::Locker::new`].
+    /// Creates a locker with the default options. See [`crate::Locker::new`].
     pub fn new(backend: B) -> Result<Self> {
-        Self::connect(async { Ok(backend) }, LockOptions::default())
+        Self::connect(async { Ok(backend) }, |builder| builder)
     }
 
-    /// A locker on a backend that must be made inside a runtime, because it connects.
+    /// Creates a locker on a backend that must be created inside a runtime, because it connects.
+    /// Use `configure` to set options, telemetry and the clock of the [`LockerBuilder`].
     ///
     /// ```
-    /// use syncguard::{LockOptions, MemoryBackend, blocking::Locker};
+    /// use std::time::Duration;
+    /// use syncguard::{MemoryBackend, blocking::Locker};
     ///
     /// let connect = async { Ok(MemoryBackend::new()) };
-    /// let locker = Locker::connect(connect, LockOptions::default())?;
+    /// let ttl = Duration::from_secs(10);
+    /// let locker = Locker::connect(connect, |builder| builder.ttl(ttl).renew())?;
     /// # Ok::<(), syncguard::Error>(())
     /// ```
     ///
-    /// Fails with [`ErrorCode::InvalidArgument`] in async code: blocking there would stop its
+    /// Fails with [`ErrorCode::InvalidArgument`] in async code: blocking there would stall the
     /// runtime.
-    pub fn connect(backend: impl Future<Output = Result<B>>, options: LockOptions) -> Result<Self> {
+    pub fn connect(
+        backend: impl Future<Output = Result<B>>,
+        configure: impl FnOnce(LockerBuilder<B>) -> LockerBuilder<B>,
+    ) -> Result<Self> {
         refuse_in_async_code()?;
         // A worker thread, not a current-thread runtime: renewal must run while the caller works.
         let runtime = Builder::new_multi_thread()
@@ -85,11 +91,11 @@ impl<B: LockBackend> Locker<B> {
                     .with_source(cause)
                     .without_effect()
             })?;
-        let build = async { crate::Locker::builder(backend.await?).options(options).build() };
+        let build = async { configure(AsyncLocker::builder(backend.await?)).build() };
         let locker = match wait_for(&runtime, build) {
             Ok(locker) => locker,
             Err(error) => {
-                // Dropping a runtime waits for it, which tokio forbids in some places.
+                // Dropping a runtime blocks, which tokio forbids in some places.
                 runtime.shutdown_background();
                 return Err(error);
             }
@@ -98,25 +104,24 @@ impl<B: LockBackend> Locker<B> {
         Ok(Self { inner: Arc::new(inner), locker })
     }
 
-    /// The same locker with other options. See [`crate::Locker::with_options`].
+    /// Returns this locker with other options. See [`crate::Locker::with_options`].
     pub fn with_options(&self, options: LockOptions) -> Result<Self> {
         let locker = self.locker.with_options(options)?;
         Ok(Self { inner: Arc::clone(&self.inner), locker })
     }
 
-    /// The options for the locks that this locker takes.
-    #[must_use]
+    /// Returns the options for the locks that this locker acquires.
     pub fn options(&self) -> &LockOptions {
         self.locker.options()
     }
 
-    /// The backend.
+    /// Returns the backend.
     #[must_use]
     pub fn backend(&self) -> &B {
         self.locker.backend()
     }
 
-    /// Takes the lock if it is free. See [`crate::Locker::try_lock`].
+    /// Acquires the lock if it is free. See [`crate::Locker::try_lock`].
     pub fn try_lock<K>(&self, key: K) -> Result<Option<LockGuard<B>>>
     where
         K: TryInto<Key>,
@@ -126,7 +131,7 @@ impl<B: LockBackend> Locker<B> {
         Ok(guard.map(|guard| self.guard(guard)))
     }
 
-    /// Takes the lock, waiting for it. See [`crate::Locker::lock`].
+    /// Acquires the lock, waiting until it is free. See [`crate::Locker::lock`].
     pub fn lock<K>(&self, key: K) -> Result<LockGuard<B>>
     where
         K: TryInto<Key>,
@@ -136,21 +141,21 @@ impl<B: LockBackend> Locker<B> {
         Ok(self.guard(guard))
     }
 
-    /// Takes the lock, runs `work` under it on this thread, and releases it.
+    /// Acquires the lock, runs `work` under it on this thread, and releases it.
     ///
-    /// Work on a thread cannot be ended when the lock is lost: let it ask
-    /// [`is_valid`](LockHandle::is_valid), and send the fence with every write. What the work returns
-    /// is returned unchanged, whatever the release did.
+    /// Work on a thread cannot be stopped when the lock is lost: let it check
+    /// [`is_valid`](LockHandle::is_valid), and send the fence with every write. Returns the value
+    /// of `work` unchanged, even if the release fails.
     ///
     /// ```
-    /// use syncguard::{Extend, MemoryBackend, Ttl, blocking::Locker};
+    /// use syncguard::{ExtendOutcome, MemoryBackend, Ttl, blocking::Locker};
     ///
     /// let locker = Locker::new(MemoryBackend::new())?;
     /// let outcome = locker.with_lock("report", |lock| {
     ///     println!("writing with fence {}", lock.fence());
     ///     lock.extend(Ttl::DEFAULT)
     /// })?;
-    /// assert!(matches!(outcome?, Extend::Extended(_)));
+    /// assert!(matches!(outcome?, ExtendOutcome::Extended(_)));
     /// # Ok::<(), syncguard::Error>(())
     /// ```
     pub fn with_lock<K, T>(&self, key: K, work: impl FnOnce(&LockHandle<B>) -> T) -> Result<T>
@@ -159,26 +164,52 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let guard = self.lock(key)?;
-        Ok(work(&guard))
+        Ok(work(&guard.handle()))
     }
 
-    /// Takes over a lock by its id. See [`crate::Locker::adopt`].
-    pub fn adopt(&self, lock_id: LockId) -> Result<Option<LockGuard<B>>> {
-        let guard = self.inner.block_on(self.locker.adopt(lock_id))??;
+    /// Runs `work` under the lock if it is free, and returns `None` if it is held. See
+    /// [`with_lock`](Self::with_lock).
+    pub fn try_with_lock<K, T>(
+        &self,
+        key: K,
+        work: impl FnOnce(&LockHandle<B>) -> T,
+    ) -> Result<Option<T>>
+    where
+        K: TryInto<Key>,
+        Error: From<K::Error>,
+    {
+        Ok(self.try_lock(key)?.map(|guard| work(&guard.handle())))
+    }
+
+    /// Takes over a lock by its id. See [`crate::Locker::resume`].
+    pub fn resume(&self, lock_id: LockId) -> Result<Option<LockGuard<B>>> {
+        let guard = self.inner.block_on(self.locker.resume(lock_id))??;
         Ok(guard.map(|guard| self.guard(guard)))
     }
 
-    /// Waits for releases in the background. See [`crate::Locker::shutdown_within`].
+    /// Stops acquiring locks, and waits for background releases, for at most 10 seconds. See
+    /// [`crate::Locker::shutdown`].
+    pub fn shutdown(&self) -> Result<()> {
+        self.inner.block_on(self.locker.shutdown())?
+    }
+
+    /// Stops acquiring locks, and waits for background releases, for at most `limit`. See
+    /// [`crate::Locker::shutdown_within`].
     pub fn shutdown_within(&self, limit: Duration) -> Result<()> {
         self.inner.block_on(self.locker.shutdown_within(limit))?
     }
 
-    fn guard(&self, guard: crate::LockGuard<B>) -> LockGuard<B> {
+    fn guard(&self, guard: AsyncLockGuard<B>) -> LockGuard<B> {
         LockGuard::new(guard, &self.inner)
     }
 }
 
 impl<B: LockBackend> Owned<B> {
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let runtime = self.runtime.as_ref().expect("BUG: the runtime lives as long as the locker");
+        drop(runtime.spawn(work));
+    }
+
     fn block_on<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         refuse_in_async_code()?;
         let runtime = self.runtime.as_ref().expect("BUG: the runtime lives as long as the locker");
@@ -189,7 +220,7 @@ impl<B: LockBackend> Owned<B> {
 fn refuse_in_async_code() -> Result<()> {
     if would_stop_a_runtime() {
         return Err(Error::invalid(
-            "a blocking call in async code would stop its runtime; use syncguard::Locker there, or \
+            "a blocking call in async code would stall the runtime; use syncguard::Locker or \
              tokio::task::spawn_blocking",
         ));
     }
@@ -200,13 +231,13 @@ impl<B: LockBackend> Drop for Owned<B> {
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
         let locker = self.locker.clone();
-        // What is left after the limit is reported by the releases themselves.
+        // Releases that do not finish within the limit report their own errors.
         let end = move || {
             drop(wait_for(&runtime, locker.shutdown()));
             runtime.shutdown_background();
         };
         if would_stop_a_runtime() {
-            // Async code must not wait, so it happens beside it.
+            // Async code must not block, so another thread does it.
             drop(std::thread::Builder::new().name("syncguard-shutdown".into()).spawn(end));
         } else {
             end();

@@ -1,4 +1,4 @@
-//! Waiting for a future on a thread that may block.
+//! Blocks a thread on a future, and detects where blocking is not allowed.
 
 use std::future::Future;
 use std::pin::pin;
@@ -11,9 +11,9 @@ use tokio::runtime::Runtime;
 use tokio::task::coop::poll_proceed;
 use tokio::task::yield_now;
 
-/// Runs a future on this thread until it ends; the timers and connections are those of `runtime`.
+/// Runs a future to completion on this thread, with the timers and connections of `runtime`.
 ///
-/// Unlike `Runtime::block_on` it never panics, wherever it is called.
+/// Unlike `Runtime::block_on`, it does not panic inside another runtime.
 pub(super) fn wait_for<T>(runtime: &Runtime, work: impl Future<Output = T>) -> T {
     let _inside = runtime.enter();
     let mut work = pin!(work);
@@ -24,25 +24,25 @@ pub(super) fn wait_for<T>(runtime: &Runtime, work: impl Future<Output = T>) -> T
         if let Poll::Ready(value) = work.as_mut().poll(&mut context) {
             return value;
         }
-        // A flag beside the thread's own one, which the work may have used up.
+        // A flag of our own, because the future may have consumed the thread's park token.
         while !parked.is_woken.swap(false, Ordering::Acquire) {
             thread::park();
         }
     }
 }
 
-/// Whether this thread runs the tasks of a tokio runtime right now, so that blocking it would stop
-/// them. Threads of `spawn_blocking` do not, nor does the inside of `block_in_place`.
+/// Returns whether this thread currently runs the tasks of a tokio runtime, so that blocking it
+/// would stall them. Threads of `spawn_blocking` do not, nor does code in `block_in_place`.
 ///
-/// Tokio answers this question only by panicking. Two things tell it all the same: code that
-/// tokio polls has a budget, and a task that yields there is woken later and not at once.
+/// Tokio has no API for this question; it only panics. Two properties answer it: code that tokio
+/// polls has a coop budget, and a task that yields there is woken later and not at once.
 pub(super) fn would_stop_a_runtime() -> bool {
     has_a_budget() || is_woken_later()
 }
 
 fn has_a_budget() -> bool {
     let mut context = Context::from_waker(Waker::noop());
-    // Dropped at the end, it gives back everything that was spent meanwhile.
+    // Dropping this value at the end restores the budget that the loop spends.
     let Poll::Ready(_restore) = poll_proceed(&mut context) else { return true };
     (0..=u8::MAX).any(|_| match poll_proceed(&mut context) {
         Poll::Ready(spent) => {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_may_block() {
+    fn blocking_is_allowed_on_threads_that_run_no_tasks() {
         assert!(!would_stop_a_runtime(), "a plain thread");
         let runtime = runtime();
         let _inside = runtime.enter();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_must_not_block() {
+    fn blocking_is_refused_on_threads_that_run_tasks() {
         let runtime = runtime();
         let single = Builder::new_current_thread().build().expect("a runtime");
         for runtime in [&runtime, &single] {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn asking_costs_no_budget() {
+    fn the_check_costs_no_budget() {
         runtime().block_on(async {
             for _ in 0..1000 {
                 assert!(would_stop_a_runtime());
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_future_that_sleeps_ends_also_where_a_runtime_is_entered() {
+    fn a_future_that_sleeps_completes_even_inside_another_runtime() {
         let (ours, theirs) = (runtime(), Builder::new_current_thread().build().expect("one"));
         let sleeps = || async {
             tokio::time::sleep(Duration::from_millis(5)).await;

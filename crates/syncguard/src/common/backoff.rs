@@ -1,18 +1,19 @@
-//! Chance, and how long to wait before one connects again.
+//! Jitter, and the delay before reconnecting.
 
-#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis"))]
+#[cfg(feature = "_network")]
 use std::time::Duration;
 
-/// A random number in `0.0..=1.0`.
+/// Returns a random number in `0.0..=1.0`.
 pub(crate) fn random_fraction() -> f64 {
-    // Without randomness there is no jitter, which is no reason to fail.
+    // Without randomness there is no jitter, but nothing fails.
     f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX)
 }
 
-/// How long to wait before connecting again after so many failures in a row: nothing at first, then
-/// up to 20 ms, doubled each time, at most a second. The whole of it is jitter, so that the clients
-/// of a server that comes back do not come all at once.
-#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis"))]
+/// Returns how long to wait before reconnecting after `failures` failures in a row.
+///
+/// The delay is zero without a failure, then up to 20 ms, doubled each time, at most a second. It
+/// has full jitter, so that clients do not all connect at once when a server comes back.
+#[cfg(feature = "_network")]
 pub(crate) fn reconnect_delay(failures: u32) -> Duration {
     const FIRST: Duration = Duration::from_millis(20);
     const LONGEST: Duration = Duration::from_secs(1);
@@ -25,7 +26,7 @@ pub(crate) fn reconnect_delay(failures: u32) -> Duration {
     }
 }
 
-#[cfg(all(test, any(feature = "firestore", feature = "postgres", feature = "redis")))]
+#[cfg(all(test, feature = "_network"))]
 mod tests {
     use super::*;
 

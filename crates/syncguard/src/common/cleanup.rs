@@ -1,12 +1,12 @@
-//! When an `is_locked` may delete a dead record on the side.
+//! Decides when `is_locked` may delete a dead record.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::time::{CLEANUP_GUARD_MS, Timestamp};
 
-/// Decides whether a record found dead may be deleted now: only where it was asked for, only long
-/// after its expiry, and not too often.
+/// Decides whether a dead record may be deleted now: only if cleanup is enabled, only well after
+/// the record's expiry, and not too often.
 #[derive(Debug, Default)]
 pub(crate) struct CleanupGate {
     enabled: bool,
@@ -21,7 +21,8 @@ impl CleanupGate {
         Self { enabled, last: Mutex::new(None) }
     }
 
-    /// Whether to delete a record that expired at `expires_at`.
+    /// Returns whether to delete a record that expired at `expires_at`. If so, it starts the
+    /// interval until the next cleanup.
     pub(crate) fn admits(&self, expires_at: Timestamp, now: Timestamp) -> bool {
         if !self.enabled || now.since(expires_at) <= Duration::from_millis(CLEANUP_GUARD_MS) {
             return false;

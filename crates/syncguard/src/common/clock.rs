@@ -1,4 +1,4 @@
-//! Where the current time comes from, for backends whose time authority is this machine.
+//! Sources of the current time, for backends whose time authority is this machine.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,13 +7,13 @@ use std::time::{Duration, SystemTime};
 use super::time::Timestamp;
 use super::uptime::uptime;
 
-/// A clock that tells the time of day and can be replaced in tests.
+/// A source of wall-clock time that tests can replace.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// The current time.
+    /// Returns the current time.
     fn now(&self) -> Timestamp;
 }
 
-/// The wall clock of this machine. It follows corrections, so it can jump in both directions.
+/// The wall clock of this machine. It can jump in both directions when it is corrected.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -23,15 +23,15 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that reads the wall clock once, when it is made, and counts from there.
+/// A clock that reads the wall clock once, when you create it, and counts from there.
 ///
-/// * It never jumps: setting the wall clock later does not move it. It may therefore drift away from
-///   the wall clock, and is right for locks that only one process sees.
-/// * It counts the time that the machine is suspended, on Linux, Android, Apple's systems and
+/// * It never jumps: setting the wall clock later does not move it. It may therefore drift away
+///   from the wall clock, so use it only for locks that one process sees.
+/// * It includes the time that the machine is suspended on Linux, Android, Apple platforms and
 ///   Windows.
 ///
 /// ```
-/// use syncguard::{Clock, MonotonicClock};
+/// use syncguard::backend::{Clock, MonotonicClock};
 ///
 /// let clock = MonotonicClock::new();
 /// let before = clock.now();
@@ -45,7 +45,7 @@ pub struct MonotonicClock {
 }
 
 impl MonotonicClock {
-    /// A clock that agrees with the wall clock now.
+    /// Creates a clock that agrees with the wall clock now.
     #[must_use]
     pub fn new() -> Self {
         Self { wall: SystemTime::now().into(), read_at: uptime() }
@@ -70,11 +70,11 @@ impl Clock for MonotonicClock {
     }
 }
 
-/// A clock that stands still until it is moved, for tests of what happens at an exact time.
+/// A clock that moves only when you move it, for tests that need an exact time.
 ///
 /// ```
 /// use std::{sync::Arc, time::Duration};
-/// use syncguard::{Clock, ManualClock};
+/// use syncguard::backend::{Clock, ManualClock};
 ///
 /// let clock = Arc::new(ManualClock::default());
 /// let before = clock.now();
@@ -85,7 +85,7 @@ impl Clock for MonotonicClock {
 pub struct ManualClock(AtomicU64);
 
 impl ManualClock {
-    /// A clock that shows `start`.
+    /// Creates a clock that shows `start`.
     #[must_use]
     pub const fn new(start: Timestamp) -> Self {
         Self(AtomicU64::new(start.as_millis()))
@@ -97,14 +97,14 @@ impl ManualClock {
         self.0.fetch_add(by_ms, Ordering::SeqCst);
     }
 
-    /// Moves the clock to a time, which may be earlier.
+    /// Sets the clock to a time, which may be earlier.
     pub fn set(&self, now: Timestamp) {
         self.0.store(now.as_millis(), Ordering::SeqCst);
     }
 }
 
 impl Default for ManualClock {
-    /// Starts at a recent time, so that offsets into the past stay positive.
+    /// Creates a clock that starts at a recent time, so that offsets into the past stay positive.
     fn default() -> Self {
         Self::new(Timestamp::from_millis(1_763_232_000_000))
     }
@@ -121,13 +121,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_monotonic_clock_counts_from_where_it_read_the_wall_clock() {
+    fn a_monotonic_clock_counts_from_the_wall_clock_time_it_read() {
         let read_at = Duration::from_secs(100);
         let clock = MonotonicClock { wall: Timestamp::from_millis(5_000), read_at };
         assert_eq!(clock.at(read_at), Timestamp::from_millis(5_000));
         assert_eq!(clock.at(read_at + Duration::from_micros(1_999)).as_millis(), 5_001);
         assert_eq!(clock.at(read_at + Duration::from_secs(7)).as_millis(), 12_000);
-        assert_eq!(clock.at(Duration::ZERO).as_millis(), 5_000, "it never goes back");
+        assert_eq!(clock.at(Duration::ZERO).as_millis(), 5_000, "it never goes backwards");
         assert_eq!(clock.at(Duration::MAX).as_millis(), u64::MAX);
     }
 }

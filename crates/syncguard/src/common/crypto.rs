@@ -1,21 +1,22 @@
-//! Which implementation of cryptography TLS uses.
+//! The cryptography provider for TLS.
 
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "_listener")]
 use std::sync::Arc;
 
 use rustls::crypto::{CryptoProvider, ring};
 
-/// Chooses one for the process, unless the program has, for drivers that take no other.
+/// Installs a default provider for the process unless the program has installed one, for drivers
+/// that always use the default.
 #[cfg(any(feature = "firestore", feature = "redis"))]
 pub(crate) fn install() {
     if CryptoProvider::get_default().is_none() {
-        // If something else was faster, that one is used.
+        // If another thread installs one first, that one is used.
         drop(ring::default_provider().install_default());
     }
 }
 
-/// The one that the program has chosen, or ours. Chooses nothing for the process.
-#[cfg(any(feature = "postgres", feature = "redis"))]
+/// Returns the provider that the program has installed, or ring. Installs nothing.
+#[cfg(feature = "_listener")]
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     CryptoProvider::get_default().cloned().unwrap_or_else(|| Arc::new(ring::default_provider()))
 }

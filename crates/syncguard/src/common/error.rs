@@ -1,4 +1,4 @@
-//! The one error type: a code, a sentence, a redacted context and a sanitized source.
+//! The error type: a code, a message, a redacted context and a sanitized source.
 
 use std::convert::Infallible;
 use std::error::Error as StdError;
@@ -9,55 +9,56 @@ use super::key::Key;
 use super::lock_id::LockId;
 use super::lost_reason::LostReason;
 
-/// The result of everything in this crate that can fail.
+/// The result of every operation in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What kind of trouble an [`Error`] is: a closed set of eight, the same on every backend.
+/// The kind of an [`Error`]: a closed set of eight, the same on every backend.
 ///
 /// Contention and "not held" are not errors; they are variants of the operation's outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorCode {
-    /// The store could not be reached, is not ready, or refused for a passing reason.
+    /// The store could not be reached, is not ready, or refused for a temporary reason.
     ///
-    /// *May it have taken effect?* Yes, unless [`Error::may_have_taken_effect`] says otherwise.
-    /// *What now?* Try again; nothing in the request was wrong.
+    /// The operation may have taken effect, unless [`Error::may_have_taken_effect`] returns
+    /// `false`. Retry; nothing is wrong with the request.
     ServiceUnavailable,
-    /// The store refused the credentials, or they lack a right.
+    /// The store refused the credentials, or they lack a permission.
     ///
-    /// *May it have taken effect?* No. *What now?* Mend the credentials or the grants.
+    /// The operation had no effect. Correct the credentials or the grants.
     AuthFailed,
-    /// The request or the configuration makes no sense.
+    /// The request or the configuration is invalid.
     ///
-    /// *May it have taken effect?* No; bad input is refused before any I/O.
-    /// *What now?* Change the input; the message says which.
+    /// The operation had no effect: invalid input is refused before any I/O. Change the input that
+    /// the message names.
     InvalidArgument,
-    /// The store is out of some resource: memory, connections, quota.
+    /// The store ran out of a resource: memory, connections or quota.
     ///
-    /// *May it have taken effect?* No. *What now?* Slow down, then try again.
+    /// The operation had no effect. Slow down, then retry.
     RateLimited,
-    /// The store did not answer in time.
+    /// The store did not respond in time.
     ///
-    /// *May it have taken effect?* Yes. *What now?* Try again. A [`Locker`](crate::Locker)
-    /// undoes a lock that such an acquire may have left behind.
+    /// The operation may have taken effect. Retry. A [`Locker`](crate::Locker) undoes a lock that
+    /// such an acquire may have left behind.
     NetworkTimeout,
     /// `lock()` did not get the lock before its timeout or its last retry.
     ///
-    /// *May it have taken effect?* No lock is left behind. *What now?* Try later, or wait longer.
+    /// No lock is left behind. Retry later, or allow a longer wait.
     AcquisitionTimeout,
-    /// The operation was cancelled by a token, the lock it ran under was lost, or a resource has seen
-    /// a later holder ([`Error::is_stale_fence`]).
+    /// A token canceled the operation, the lock that it ran under was lost, the locker was shut
+    /// down, or a resource has seen a later holder.
     ///
-    /// *May it have taken effect?* No lock is left behind. *What now?* It was asked for.
+    /// No lock is left behind. [`Error::is_canceled`], [`Error::is_shut_down`], [`Error::lost`] and
+    /// [`Error::is_stale_fence`] return the reason.
     Aborted,
     /// Something that should not happen: a foreign or corrupt record, an exhausted fence counter,
-    /// an answer that makes no sense.
+    /// or an unexpected response.
     ///
-    /// *May it have taken effect?* Possibly. *What now?* Look at the store; retrying will not help.
+    /// The operation may have taken effect. Inspect the store; a retry does not help.
     Internal,
 }
 
 impl ErrorCode {
-    /// The stable text of this code, for logs, JSON and exit messages.
+    /// Returns the stable text of this code, for logs, JSON and exit messages.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -72,10 +73,17 @@ impl ErrorCode {
         }
     }
 
-    /// Whether the same call may succeed later without any change.
+    /// Returns whether the same call may succeed later without any change.
     #[must_use]
     pub const fn is_retryable(self) -> bool {
         matches!(self, Self::ServiceUnavailable | Self::NetworkTimeout | Self::RateLimited)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for ErrorCode {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
     }
 }
 
@@ -87,17 +95,19 @@ impl fmt::Display for ErrorCode {
 
 /// A failed operation.
 ///
-/// * `Display` is one line without key, lock id or source; walk [`source`](StdError::source) for
-///   the cause.
-/// * `Debug` shows the context with the key as a hash and the lock id redacted.
-/// * Sources are sanitized by whoever attaches them: no key, lock id, password or URL in the chain.
+/// * `Display` prints one line: the [message](Self::message), the code, and the hash of the key if
+///   it is known. Walk [`source`](StdError::source) for the cause.
+/// * `Debug` shows the context, with the key as a hash and the lock id redacted.
+/// * Sources are sanitized before they are attached: the chain contains no key, lock id, password
+///   or URL.
 ///
 /// ```
 /// use syncguard::{ErrorCode, Key};
 ///
 /// let error = Key::new("").unwrap_err();
 /// assert_eq!(error.code(), ErrorCode::InvalidArgument);
-/// assert_eq!(error.to_string(), "key must not be empty");
+/// assert_eq!(error.message(), "key must not be empty");
+/// assert_eq!(error.to_string(), "key must not be empty (InvalidArgument)");
 /// assert!(!error.is_retryable());
 /// ```
 #[derive(Clone)]
@@ -116,18 +126,19 @@ struct Inner {
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
-/// What tells errors of the code [`ErrorCode::Aborted`] apart.
+/// Distinguishes errors with the code [`ErrorCode::Aborted`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AbortReason {
     Canceled,
     ShutDown,
     Lost(LostReason),
-    /// A later holder has used the resource already.
+    /// A later holder has already used the resource.
     StaleFence,
 }
 
 impl Error {
-    /// Makes an error. The message is one lowercase sentence without key, lock id or password.
+    /// Creates an error. The message is one line, starts in lowercase, and contains no key, lock id
+    /// or password.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             code,
@@ -149,24 +160,30 @@ impl Error {
         Self::new(ErrorCode::InvalidArgument, message)
     }
 
-    /// A record that is no lock of ours; nothing was changed.
-    #[cfg(any(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite"))]
+    /// Creates the error for a record that syncguard did not write; nothing was changed.
+    #[cfg(feature = "_store")]
     pub(crate) fn foreign_lock() -> Self {
-        Self::new(ErrorCode::Internal, "foreign data is stored where the lock belongs")
-            .without_effect()
+        Self::new(
+            ErrorCode::Internal,
+            "foreign data is stored where the lock belongs; inspect the store",
+        )
+        .without_effect()
     }
 
-    /// A counter that is none of ours; nothing was changed.
-    #[cfg(any(feature = "firestore", feature = "postgres", feature = "redis"))]
+    /// Creates the error for a fence counter that syncguard did not write; nothing was changed.
+    #[cfg(feature = "_network")]
     pub(crate) fn foreign_counter() -> Self {
-        Self::new(ErrorCode::Internal, "foreign data is stored where the fence counter belongs")
-            .without_effect()
+        Self::new(
+            ErrorCode::Internal,
+            "foreign data is stored where the fence counter belongs; inspect the store",
+        )
+        .without_effect()
     }
 
-    /// A resource has seen a larger fence than this one; nothing was changed.
+    /// Creates the error for a resource that has seen a larger fence; nothing was changed.
     #[cfg(feature = "postgres")]
     pub(crate) fn stale_fence() -> Self {
-        let message = "a later holder of the lock has written already; this fence is stale";
+        let message = "the fence is stale: a later holder of the lock has already written";
         Self::aborted_because(AbortReason::StaleFence, message)
     }
 
@@ -174,17 +191,17 @@ impl Error {
         Self::new(ErrorCode::Aborted, message)
     }
 
-    /// A caller's token was canceled.
+    /// Creates the error for a canceled token or wait.
     pub(crate) fn canceled(message: &'static str) -> Self {
         Self::aborted_because(AbortReason::Canceled, message)
     }
 
-    /// The locker was shut down.
+    /// Creates the error for a locker that was shut down.
     pub(crate) fn shut_down() -> Self {
         Self::aborted_because(AbortReason::ShutDown, "the locker was shut down")
     }
 
-    /// Work was ended because its lock is not held any longer.
+    /// Creates the error for work that was stopped because its lock is no longer held.
     pub(crate) fn lost_lock(reason: LostReason) -> Self {
         let message = format!("the work was stopped: {reason}");
         Self::aborted_because(AbortReason::Lost(reason), message)
@@ -196,21 +213,21 @@ impl Error {
         error
     }
 
-    /// Notes the key that the operation was about. It is shown as a hash.
+    /// Adds the key of the operation. It is shown as a hash.
     #[must_use]
     pub fn with_key(mut self, key: &Key) -> Self {
         self.0.key = Some(key.clone());
         self
     }
 
-    /// Notes the lock id that the operation was about. It is never shown.
+    /// Adds the lock id of the operation. It is never shown.
     #[must_use]
     pub fn with_lock_id(mut self, lock_id: LockId) -> Self {
         self.0.lock_id = Some(lock_id);
         self
     }
 
-    /// Notes which backend failed in which operation.
+    /// Adds the backend and the operation that failed.
     #[must_use]
     pub fn with_operation(mut self, backend: &'static str, operation: &'static str) -> Self {
         self.0.backend = Some(backend);
@@ -218,7 +235,7 @@ impl Error {
         self
     }
 
-    /// Attaches the cause, which must hold no key, lock id, password or URL in its whole chain.
+    /// Attaches the cause. Its whole chain must not contain a key, lock id, password or URL.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(Arc::from(source.into()));
@@ -234,20 +251,26 @@ impl Error {
         self
     }
 
-    /// States that the store may have been changed, by something that was sent before this failed.
+    /// States that the store may have been changed by something that was sent before the failure.
     #[cfg(any(feature = "firestore", feature = "redis"))]
     pub(crate) fn after_effect(mut self) -> Self {
         self.0.may_have_taken_effect = true;
         self
     }
 
-    /// What kind of trouble this is.
+    /// Returns the kind of this error.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         self.0.code
     }
 
-    /// Why the lock was lost, if work was ended because of that: something to look into.
+    /// Returns what failed and why, without the code.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// Returns why the lock was lost, if work was stopped because of that.
     #[must_use]
     pub fn lost(&self) -> Option<LostReason> {
         match self.0.abort_reason {
@@ -256,56 +279,57 @@ impl Error {
         }
     }
 
-    /// Whether the caller's own token, or the dropping of a wait, ended the operation.
+    /// Returns whether your token, or dropping a wait, canceled the operation.
     #[must_use]
     pub fn is_canceled(&self) -> bool {
         self.0.abort_reason == Some(AbortReason::Canceled)
     }
 
-    /// Whether the operation ended because its locker was shut down.
+    /// Returns whether the operation ended because its locker was shut down.
     #[must_use]
     pub fn is_shut_down(&self) -> bool {
         self.0.abort_reason == Some(AbortReason::ShutDown)
     }
 
-    /// Whether a resource refused a write because a later holder of the lock has written already: this
-    /// holder had lost its lock without noticing. Its code is [`ErrorCode::Aborted`].
+    /// Returns whether a resource refused a write because a later holder of the lock has already
+    /// written: this holder lost its lock without noticing. The code is [`ErrorCode::Aborted`].
     #[must_use]
     pub fn is_stale_fence(&self) -> bool {
         self.0.abort_reason == Some(AbortReason::StaleFence)
     }
 
-    /// The key the operation was about, if it is known. Sensitive: do not log it.
+    /// Returns the key of the operation, if it is known. It is sensitive: do not log it.
     #[must_use]
     pub fn key(&self) -> Option<&Key> {
         self.0.key.as_ref()
     }
 
-    /// The lock id the operation was about, if it is known. A secret: whoever has it can release.
+    /// Returns the lock id of the operation, if it is known. It is a secret: anyone who has it can
+    /// release the lock.
     #[must_use]
     pub fn lock_id(&self) -> Option<LockId> {
         self.0.lock_id
     }
 
-    /// The operation that failed (`"acquire"`, `"release"`, …), if it is known.
+    /// Returns the operation that failed (`"acquire"`, `"release"`, …), if it is known.
     #[must_use]
     pub fn operation(&self) -> Option<&'static str> {
         self.0.operation
     }
 
-    /// The backend that failed (`"redis"`, …), if it is known.
+    /// Returns the backend that failed (`"redis"`, …), if it is known.
     #[must_use]
     pub fn backend(&self) -> Option<&'static str> {
         self.0.backend
     }
 
-    /// Whether the same call may succeed later without any change.
+    /// Returns whether the same call may succeed later without any change.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.0.code.is_retryable()
     }
 
-    /// Whether the store may have been changed although the operation failed.
+    /// Returns whether the store may have been changed although the operation failed.
     #[must_use]
     pub fn may_have_taken_effect(&self) -> bool {
         self.0.may_have_taken_effect
@@ -314,7 +338,10 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)
+        match &self.0.key {
+            Some(key) => write!(f, "{} ({}, key {})", self.0.message, self.0.code, key.hash_id()),
+            None => write!(f, "{} ({})", self.0.message, self.0.code),
+        }
     }
 }
 
@@ -338,26 +365,26 @@ impl StdError for Error {
     }
 }
 
-/// So that a [`Key`] can stand where a fallible conversion to one is asked for.
+/// Lets you pass a [`Key`] where a fallible conversion to one is expected.
 impl From<Infallible> for Error {
     fn from(never: Infallible) -> Self {
         match never {}
     }
 }
 
-/// The cause of an error in our words: what a driver says may hold keys, addresses and passwords.
-#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite"))]
+/// A sanitized cause of an error. A driver's own text may contain keys, addresses and passwords.
+#[cfg(feature = "_store")]
 #[derive(Debug)]
 pub(crate) struct Cause(pub(crate) String);
 
-#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(feature = "_store")]
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(feature = "_store")]
 impl StdError for Cause {}
 
 #[cfg(test)]
@@ -368,28 +395,28 @@ mod tests {
     fn debug_and_display_hide_key_and_lock_id() {
         let key = Key::new("canary-key").expect("valid");
         let lock_id = LockId::parse("canaryCANARYcanaryCANA").expect("valid");
-        let error = Error::new(ErrorCode::Internal, "the record makes no sense")
+        let error = Error::new(ErrorCode::Internal, "the record is corrupt")
             .with_key(&key)
             .with_lock_id(lock_id)
             .with_operation("memory", "acquire");
         let shown = format!("{error} {error:?}");
         assert!(!shown.contains("canary"), "{shown}");
-        assert!(shown.contains(key.hash().as_str()), "{shown}");
+        assert!(shown.contains(key.hash_id().as_str()), "{shown}");
         assert_eq!(error.key(), Some(&key));
         assert!(error.lock_id().is_some_and(|id| id == lock_id));
     }
 
     #[cfg(feature = "postgres")]
     #[test]
-    fn a_stale_fence_is_told_from_other_aborts() {
+    fn a_stale_fence_differs_from_other_aborts() {
         let error = Error::stale_fence();
         assert_eq!(error.code(), ErrorCode::Aborted);
         assert!(error.is_stale_fence() && error.clone().is_stale_fence());
-        assert!(!Error::aborted("cancelled").is_stale_fence());
+        assert!(!Error::aborted("canceled").is_stale_fence());
     }
 
     #[test]
-    fn retryable_and_ambiguous_codes() {
+    fn each_code_decides_whether_an_error_is_retryable_and_may_have_taken_effect() {
         let by_code = |code| {
             let error = Error::new(code, "x");
             (error.is_retryable(), error.may_have_taken_effect())

@@ -1,4 +1,4 @@
-//! The number that orders the holders of a key.
+//! The fencing token: a number that orders the holders of a key.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,11 +8,11 @@ use super::key::Key;
 
 /// A fencing token: every acquisition of a key gets a larger one.
 ///
-/// * Ordered; compare two with `<`. The text compares the same way, because it has
-///   [`Fence::DIGITS`] digits, zero padded.
-/// * Serialized as text, so that no reader loses precision.
-/// * Send it along with every write, and let the store refuse a fence below the largest it has
-///   seen: that is what makes a lease safe when its holder was paused.
+/// * Fences are ordered; compare two with `<`. Their texts compare the same way, because they are
+///   zero-padded to [`Fence::DIGITS`] digits.
+/// * A fence is serialized as text, so that no reader loses precision.
+/// * Send it with every write, and let the resource refuse a fence below the largest it has seen.
+///   This keeps a lease safe even if its holder was paused.
 ///
 /// ```
 /// use syncguard::Fence;
@@ -24,22 +24,25 @@ use super::key::Key;
 /// # Ok::<(), syncguard::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[doc(alias = "fencing token")]
+#[doc(alias = "epoch")]
 pub struct Fence(u64);
 
 impl Fence {
-    /// How many decimal digits a fence has.
+    /// The number of decimal digits of a fence.
     pub const DIGITS: u32 = 15;
-    /// The largest fence that is ever granted. Above it an acquire fails with
-    /// [`ErrorCode::Internal`] and the store ends as it was.
+    /// The largest fence that is ever granted. After it, an acquire fails with
+    /// [`ErrorCode::Internal`] and leaves the store unchanged.
     pub const MAX: Self = Self(900_000_000_000_000);
-    /// Above this fence every grant logs a warning, so that somebody rotates the key in time.
+    /// The fence above which every grant logs a warning, so that you can switch to a new key in
+    /// time.
     pub const WARN: Self = Self(90_000_000_000_000);
     /// The first fence of a key.
     pub const FIRST: Self = Self(1);
 
     const CAPACITY: u64 = 10_u64.pow(Self::DIGITS);
 
-    /// Makes a fence from a number of at most [`Fence::DIGITS`] digits.
+    /// Creates a fence from a number of at most [`Fence::DIGITS`] digits.
     pub fn new(number: u64) -> Result<Self> {
         if number < Self::CAPACITY {
             Ok(Self(number))
@@ -48,16 +51,16 @@ impl Fence {
         }
     }
 
-    /// The number.
+    /// Returns the number.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The fence to grant when the stored counter says `counter`.
+    /// Returns the fence to grant when the stored counter is `counter`.
     ///
-    /// Fails with [`ErrorCode::Internal`] above [`Fence::MAX`]: check before writing, so that the
-    /// store ends as it was.
+    /// Fails with [`ErrorCode::Internal`] above [`Fence::MAX`]. A backend calls it before it
+    /// writes, so that the store stays unchanged.
     pub fn after(counter: u64) -> Result<Self> {
         match counter.checked_add(1) {
             Some(next) if next <= Self::MAX.0 => Ok(Self(next)),
@@ -69,20 +72,20 @@ impl Fence {
         }
     }
 
-    /// Whether a grant with this fence deserves a warning.
+    /// Returns whether this fence is above [`Fence::WARN`].
     #[must_use]
     pub fn is_near_the_end(self) -> bool {
         self > Self::WARN
     }
 
-    /// Logs a warning about a grant that deserves one, with the hash of the key. A backend calls it
-    /// with every fence that it grants.
+    /// Logs a warning, with the hash of the key, if this fence is above [`Fence::WARN`]. A backend
+    /// calls it with every fence that it grants.
     pub fn warn_near_the_end(self, key: &Key) {
         if self.is_near_the_end() {
             tracing::warn!(
-                key_hash = %key.hash(),
+                key_hash = %key.hash_id(),
                 fence = %self,
-                "the fence counter of this key nears its end; plan a new key"
+                "the fence counter of this key is close to its limit; plan to use a new key"
             );
         }
     }
@@ -95,6 +98,19 @@ const _: () = assert!(
 const _: () = assert!(Fence::WARN.0 < Fence::MAX.0, "the warning must come before the error");
 const _: () = assert!(Fence::MAX.0 < Fence::CAPACITY, "the largest fence must have 15 digits");
 
+/// Converts a fence for the signed integer columns of SQL databases.
+impl From<Fence> for i64 {
+    fn from(fence: Fence) -> Self {
+        fence.0.cast_signed()
+    }
+}
+
+impl From<Fence> for u64 {
+    fn from(fence: Fence) -> Self {
+        fence.0
+    }
+}
+
 impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:0width$}", self.0, width = Self::DIGITS as usize)
@@ -104,7 +120,7 @@ impl fmt::Display for Fence {
 impl FromStr for Fence {
     type Err = Error;
 
-    /// Reads exactly [`Fence::DIGITS`] digits.
+    /// Parses exactly [`Fence::DIGITS`] digits.
     fn from_str(text: &str) -> Result<Self> {
         if text.len() == Self::DIGITS as usize && text.bytes().all(|b| b.is_ascii_digit()) {
             Ok(Self(text.parse().expect("BUG: 15 digits fit")))
@@ -129,23 +145,24 @@ impl<'de> serde::Deserialize<'de> for Fence {
     }
 }
 
-/// Whether a backend fences, as a type, so that the compiler knows whether `fence()` exists.
+/// States at the type level whether a backend fences, so that the compiler knows whether `fence()`
+/// exists.
 ///
-/// Sealed: [`Fenced`] and [`Unfenced`] are all there are.
+/// This trait is sealed: only [`Fenced`] and [`Unfenced`] implement it.
 pub trait Fencing:
     sealed::Sealed + Clone + Copy + fmt::Debug + Send + Sync + Unpin + 'static
 {
-    /// What a grant carries: a [`Fence`], or nothing.
+    /// The token of a grant: a [`Fence`] or `()`.
     type Token: Copy + fmt::Debug + PartialEq + Send + Sync + Unpin + 'static;
 
-    /// Whether grants carry a fence.
+    /// Whether grants have a fence.
     const SUPPORTED: bool;
 
-    /// The fence, for code that is generic over the backend.
+    /// Returns the fence, for code that is generic over the backend.
     fn fence(token: Self::Token) -> Option<Fence>;
 }
 
-/// Marks a backend whose every grant carries a [`Fence`].
+/// Marks a backend whose grants all have a [`Fence`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fenced;
 

@@ -1,4 +1,4 @@
-//! The 24-digit hash by which keys and lock ids are named in logs and events.
+//! The 24-digit hash that stands for keys and lock ids in logs and events.
 
 use std::fmt;
 
@@ -6,15 +6,15 @@ use unicode_normalization::UnicodeNormalization;
 
 /// The sanitized name of a key or lock id: 24 lowercase hexadecimal digits.
 ///
-/// It tells two keys apart in a log; it hides nothing. The hash is linear and unsalted, so whoever
-/// can guess a key can confirm the guess. It is never used for storage.
+/// It distinguishes keys in a log; it does not protect them. The hash is linear and unsalted, so
+/// anyone who can guess a key can confirm the guess. It is never used for storage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HashId([u8; 24]);
 
 /// Computes the [`HashId`] of any text, after Unicode NFC.
 ///
 /// ```
-/// assert_eq!(syncguard::hash_key("foo").as_str(), "00018cc6004bf5b2b26baaca");
+/// assert_eq!(syncguard::backend::hash_key("foo").as_str(), "00018cc6004bf5b2b26baaca");
 /// ```
 #[must_use]
 pub fn hash_key(text: &str) -> HashId {
@@ -31,7 +31,7 @@ pub fn hash_key(text: &str) -> HashId {
 }
 
 impl HashId {
-    /// Three 32-bit polynomial hashes over UTF-16 code units, side by side.
+    /// Concatenates three 32-bit polynomial hashes over UTF-16 code units.
     fn of_units(units: impl Iterator<Item = u32>) -> Self {
         let [mut h1, mut h2, mut h3] = [0_u32; 3];
         for unit in units {
@@ -48,7 +48,7 @@ impl HashId {
         Self(digits)
     }
 
-    /// The 24 digits.
+    /// Returns the 24 digits.
     #[must_use]
     pub fn as_str(&self) -> &str {
         str::from_utf8(&self.0).expect("BUG: the digits are ASCII")
@@ -73,7 +73,7 @@ impl serde::Serialize for HashId {
         serializer.serialize_str(self.as_str())
     }
 }
-/// A number for a text, the same in every process, whatever it was built with: FNV-1a.
+/// Returns the FNV-1a hash of a text, which is the same in every process and build.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn number_of(text: &str) -> u32 {
     let mix = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);

@@ -1,5 +1,6 @@
-//! What is locked.
+//! The name of the thing to lock.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -9,21 +10,21 @@ use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 use super::error::{Error, Result};
 use super::hash_id::{HashId, hash_key};
 
-/// The longest key, in bytes of UTF-8 after normalization.
+/// The maximum length of a key, in bytes of UTF-8 after normalization.
 pub const MAX_KEY_LENGTH_BYTES: usize = 512;
 
-/// Names the thing to be locked.
+/// The name of the thing to lock.
 ///
-/// * 1 to [`MAX_KEY_LENGTH_BYTES`] bytes of UTF-8, measured after Unicode NFC.
-/// * No NUL character; `PostgreSQL` cannot store it, so no backend takes it.
-/// * Compared byte by byte after normalization: `Job` and `job` are two locks, `café` typed in
-///   either Unicode form is one.
-/// * `Debug` shows the [`hash`](Self::hash), and there is no `Display`: keys often hold names or
-///   numbers of customers. Read one with [`as_str`](Self::as_str).
+/// * A key has 1 to [`MAX_KEY_LENGTH_BYTES`] bytes of UTF-8, measured after Unicode NFC.
+/// * It contains no NUL character: PostgreSQL cannot store one, so no backend accepts it.
+/// * Keys are compared byte by byte after normalization: `Job` and `job` are two locks, and `café`
+///   typed in either Unicode form is one.
+/// * `Debug` shows the [`hash_id`](Self::hash_id), and there is no `Display`, because keys often
+///   contain customer names or numbers. Read a key with [`as_str`](Self::as_str).
 ///
-/// Normalization uses the tables of Unicode 18.0 ([`Key::UNICODE_VERSION`]). Unicode promises that
-/// the normal form of an assigned character never changes, so two programs with different tables
-/// disagree only about characters that one of them does not know yet.
+/// Normalization uses the tables of Unicode 18.0 ([`Key::UNICODE_VERSION`]). Unicode guarantees
+/// that the normal form of an assigned character never changes, so two programs with different
+/// tables disagree only about characters that one of them does not know yet.
 ///
 /// ```
 /// use syncguard::Key;
@@ -48,8 +49,8 @@ impl Key {
         if text.is_empty() {
             return Err(Error::invalid("key must not be empty"));
         }
-        // NFC shrinks a text by a bounded factor (12 marks can fold into one character, see the
-        // test), so an absurdly long text is refused without normalizing all of it.
+        // NFC shrinks a text by a bounded factor (see the test), so a far too long text is refused
+        // without normalizing all of it.
         if text.len() > MAX_KEY_LENGTH_BYTES * 64 {
             return Err(Self::too_long());
         }
@@ -72,22 +73,22 @@ impl Key {
         ))
     }
 
-    /// The normalized text. Sensitive: do not log it.
+    /// Returns the normalized text. It is sensitive: do not log it.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The name under which this key may appear in logs and events.
+    /// Returns the hash that stands for this key in logs and events.
     #[must_use]
-    pub fn hash(&self) -> HashId {
+    pub fn hash_id(&self) -> HashId {
         hash_key(&self.0)
     }
 }
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({})", self.hash())
+        write!(f, "Key({})", self.hash_id())
     }
 }
 
@@ -99,30 +100,22 @@ impl FromStr for Key {
     }
 }
 
-impl TryFrom<&str> for Key {
-    type Error = Error;
+/// Implements `TryFrom` for every string type.
+macro_rules! key_from {
+    ($($text:ty),*) => {
+        $(impl TryFrom<$text> for Key {
+            type Error = Error;
 
-    fn try_from(text: &str) -> Result<Self> {
-        Self::new(text)
-    }
+            fn try_from(text: $text) -> Result<Self> {
+                Self::new(&*text)
+            }
+        })*
+    };
 }
 
-impl TryFrom<String> for Key {
-    type Error = Error;
+key_from!(&str, String, &String, Box<str>, Arc<str>, Cow<'_, str>);
 
-    fn try_from(text: String) -> Result<Self> {
-        Self::new(text)
-    }
-}
-
-impl TryFrom<&String> for Key {
-    type Error = Error;
-
-    fn try_from(text: &String) -> Result<Self> {
-        Self::new(text)
-    }
-}
-
+/// Lets you pass a key that you keep by reference.
 impl From<&Self> for Key {
     fn from(key: &Self) -> Self {
         key.clone()
@@ -151,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_shrinks_so_much_that_the_early_refusal_is_wrong() {
+    fn nfc_never_shrinks_a_text_by_more_than_the_early_check_allows() {
         let shrink = |c: char| {
             let decomposed: String = c.to_string().nfd().collect();
             decomposed.len().div_ceil(decomposed.nfc().collect::<String>().len())

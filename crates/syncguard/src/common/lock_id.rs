@@ -1,4 +1,4 @@
-//! The holder's proof of ownership.
+//! The secret that proves ownership of a lock.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,12 +10,14 @@ use super::error::{Error, Result};
 use super::hash_id::{HashId, hash_key};
 use super::randomness::id_bytes;
 
-/// Proves that its bearer holds a lock: 16 bytes of OS randomness as 22 base64url characters.
+/// The secret that proves ownership of a lock: 16 random bytes as 22 base64url characters.
 ///
-/// * Drawn by the library for every request; no caller can choose one for an acquire.
-/// * Parsed from any 22 base64url characters, as another process may have written them.
-/// * A secret: whoever has it can release the lock. `Debug` shows nothing of it, there is no
-///   `Display`, and [`expose`](Self::expose) is the only way to the text.
+/// * The library generates one for every acquire request from the operating system's randomness;
+///   you cannot choose it.
+/// * [`parse`](Self::parse) accepts any 22 base64url characters, because another process may have
+///   generated them.
+/// * It is a secret: anyone who has it can release the lock. `Debug` does not show it, there is no
+///   `Display`, and only [`expose`](Self::expose) returns the text.
 ///
 /// ```
 /// use syncguard::LockId;
@@ -30,10 +32,10 @@ use super::randomness::id_bytes;
 pub struct LockId([u8; Self::LENGTH]);
 
 impl LockId {
-    /// The length of the text.
+    /// The length of the text, in characters.
     pub const LENGTH: usize = 22;
 
-    /// Draws a new id from the operating system.
+    /// Generates a new id from the operating system's randomness.
     pub(crate) fn random() -> Result<Self> {
         let mut text = [0; Self::LENGTH];
         URL_SAFE_NO_PAD
@@ -42,9 +44,9 @@ impl LockId {
         Ok(Self(text))
     }
 
-    /// Reads an id that another process wrote: exactly 22 base64url characters.
+    /// Parses an id that another process wrote: exactly 22 base64url characters.
     ///
-    /// The message of the error does not repeat the text.
+    /// The error message does not repeat the text.
     pub fn parse(text: &str) -> Result<Self> {
         match <[u8; Self::LENGTH]>::try_from(text.as_bytes()) {
             Ok(bytes) if bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(b)) => {
@@ -54,15 +56,15 @@ impl LockId {
         }
     }
 
-    /// The text. Handing it out is a decision: it lets the reader release and extend the lock.
+    /// Returns the text. Anyone who reads it can release and extend the lock.
     #[must_use]
     pub fn expose(&self) -> &str {
         str::from_utf8(&self.0).expect("BUG: base64url is ASCII")
     }
 
-    /// The name under which this id may appear in logs and events.
+    /// Returns the hash that stands for this id in logs and events.
     #[must_use]
-    pub fn hash(&self) -> HashId {
+    pub fn hash_id(&self) -> HashId {
         hash_key(self.expose())
     }
 }
@@ -78,6 +80,27 @@ impl FromStr for LockId {
 
     fn from_str(text: &str) -> Result<Self> {
         Self::parse(text)
+    }
+}
+
+/// Serializes a [`LockId`] as its text: `#[serde(with = "syncguard::lock_id_text")]`.
+///
+/// You choose this explicitly because the text is a secret: anyone who has it can release the lock.
+#[cfg(feature = "serde")]
+pub mod lock_id_text {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::LockId;
+
+    /// Serializes the text of a lock id.
+    pub fn serialize<S: Serializer>(lock_id: &LockId, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(lock_id.expose())
+    }
+
+    /// Deserializes a lock id from its text.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<LockId, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        LockId::parse(&text).map_err(serde::de::Error::custom)
     }
 }
 

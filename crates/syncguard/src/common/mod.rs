@@ -1,9 +1,9 @@
-//! Ring 1: the words. No async, no I/O; everything else is built from these.
+//! Ring 1: common types. No async, no network I/O; everything else builds on them.
 
 pub(crate) mod backoff;
 pub(crate) mod cleanup;
 pub(crate) mod clock;
-#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis"))]
+#[cfg(feature = "_network")]
 pub(crate) mod crypto;
 pub(crate) mod error;
 pub(crate) mod fence;
@@ -11,6 +11,8 @@ pub(crate) mod hash_id;
 pub(crate) mod key;
 pub(crate) mod lock_id;
 pub(crate) mod lost_reason;
+#[cfg(feature = "_network")]
+pub(crate) mod network_options;
 pub(crate) mod randomness;
 pub(crate) mod sharded;
 pub(crate) mod storage_key;

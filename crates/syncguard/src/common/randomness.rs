@@ -1,4 +1,4 @@
-//! Randomness of the operating system, fetched for several ids at once.
+//! The operating system's randomness, fetched for several ids at once.
 
 use std::cell::RefCell;
 use std::process;
@@ -8,14 +8,15 @@ use super::error::{Error, ErrorCode, Result};
 /// The bytes of one id.
 pub(crate) type IdBytes = [u8; 16];
 
-/// How many ids are fetched at once. A call to the system costs as much as the rest of an id.
+/// How many ids to fetch at once. A system call costs as much as everything else about an id.
 const BATCH: usize = 32;
 
-/// Bytes that no id has used.
+/// Random bytes that no id has used yet.
 struct Reserve {
     ids: [IdBytes; BATCH],
     left: usize,
-    /// The process that fetched them: after a fork parent and child would draw the same ids.
+    /// The process that fetched the bytes: after a fork, parent and child must not use the same
+    /// ids.
     process_id: u32,
 }
 
@@ -25,19 +26,19 @@ impl Reserve {
         if self.left == 0 || self.process_id != process_id {
             self.left = 0;
             getrandom::fill(self.ids.as_flattened_mut()).map_err(|cause| {
-                Error::new(ErrorCode::Internal, "the operating system gave no randomness")
+                Error::new(ErrorCode::Internal, "the operating system provided no randomness")
                     .with_source(cause)
                     .without_effect()
             })?;
             (self.left, self.process_id) = (BATCH, process_id);
         }
         self.left -= 1;
-        // What was drawn is not kept: an id is a secret.
+        // Wipes the bytes, because an id is a secret.
         Ok(std::mem::take(&mut self.ids[self.left]))
     }
 }
 
-/// Draws the bytes of one id.
+/// Returns random bytes for one id.
 pub(crate) fn id_bytes() -> Result<IdBytes> {
     thread_local! {
         static RESERVE: RefCell<Reserve> =
@@ -51,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_drawn_twice_or_kept() {
+    fn bytes_are_used_once_and_wiped() {
         let mut reserve = Reserve { ids: [[0; 16]; BATCH], left: 0, process_id: 0 };
         let drawn: Vec<_> = (0..2 * BATCH).map(|_| reserve.take().expect("randomness")).collect();
         for (i, id) in drawn.iter().enumerate() {
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_draws_its_own() {
+    fn a_forked_process_fetches_its_own_bytes() {
         let mut reserve = Reserve { ids: [[0; 16]; BATCH], left: 0, process_id: 0 };
         reserve.take().expect("randomness");
         let parents = reserve.ids[reserve.left - 1];

@@ -1,4 +1,4 @@
-//! The one derivation of storage keys: prefix, key, and a hash where a store has no room.
+//! Derives the names of stored records from prefix and key, hashing names that are too long.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -9,14 +9,15 @@ use super::error::{Error, Result};
 use super::key::Key;
 use super::lock_id::LockId;
 
-/// How a backend names its records.
+/// Derives the names of a backend's records.
 ///
-/// All names of one backend come from one `KeySpace`, so that lock, index and fence keys are cut
-/// by the same rule. A text that would not fit is replaced by the first 16 bytes of its SHA-256 in
-/// base64url, 22 characters.
+/// All names of one backend come from one `KeySpace`, so that the same rule shortens lock, index
+/// and fence keys. A name that does not fit is replaced by the first 16 bytes of its SHA-256 hash
+/// in base64url (22 characters).
 ///
 /// ```
-/// use syncguard::{Key, KeySpace};
+/// use syncguard::Key;
+/// use syncguard::backend::KeySpace;
 ///
 /// let space = KeySpace::new("app", 1000, 26)?;
 /// let lock = space.lock_key(&Key::new("invoice:42")?)?;
@@ -32,10 +33,10 @@ pub struct KeySpace {
 }
 
 impl KeySpace {
-    /// A key space under `prefix`, in a store whose names have at most `limit_bytes`, of which
-    /// `reserve_bytes` are kept free for what the backend appends.
+    /// Creates a key space under `prefix`, in a store whose names have at most `limit_bytes`, of
+    /// which `reserve_bytes` are reserved for what the backend appends.
     ///
-    /// Colons at the end of the prefix do not count.
+    /// Colons at the end of the prefix are removed.
     pub fn new(
         prefix: impl Into<String>,
         limit_bytes: usize,
@@ -46,35 +47,37 @@ impl KeySpace {
         let separator = usize::from(!prefix.is_empty());
         if (prefix.len() + separator).saturating_add(reserve_bytes) > limit_bytes {
             return Err(Error::invalid(
-                "prefix exceeds the backend's limit after the reserved bytes; use a shorter one",
+                "the prefix is too long for the backend; use a shorter one",
             ));
         }
         Ok(Self { prefix, limit_bytes, reserve_bytes })
     }
 
-    /// The prefix, without colons at its end.
+    /// Returns the prefix, without colons at its end.
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Where the lock of `key` is stored.
+    /// Returns the name of the record that stores the lock of `key`.
     pub fn lock_key(&self, key: &Key) -> Result<String> {
         self.fit("", key.as_str())
     }
 
-    /// Where the fence counter of a lock is stored. Derived from the lock's *storage* key, so that
-    /// two keys share a counter only if they share the lock itself.
+    /// Returns the name of the record that stores the fence counter of a lock.
+    ///
+    /// It is derived from the lock's *storage* key, so that two keys share a counter only if they
+    /// share the lock itself.
     pub fn fence_key(&self, lock_key: &str) -> Result<String> {
         self.fit("fence:", lock_key)
     }
 
-    /// Where the way from a lock id to its lock is stored, on stores that need one.
+    /// Returns the name of the record that maps a lock id to its lock, on stores that need one.
     pub fn index_key(&self, lock_id: &LockId) -> Result<String> {
         self.fit("id:", lock_id.expose())
     }
 
-    /// What stands for a name that a store cannot have.
+    /// Returns the hash that replaces a name that a store cannot represent.
     pub(crate) fn hashed(name: &str) -> String {
         URL_SAFE_NO_PAD.encode(&Sha256::digest(name.as_bytes())[..16])
     }
@@ -95,10 +98,10 @@ impl KeySpace {
         if hashed.len() + self.reserve_bytes <= self.limit_bytes {
             return Ok(hashed);
         }
-        Err(Error::invalid("prefix leaves no room for a key, not even a hashed one"))
+        Err(Error::invalid("the prefix leaves no room for a hashed key; use a shorter one"))
     }
 
-    /// The prefix, as the beginning of a name of which so many bytes follow.
+    /// Returns the prefix and its separator, with capacity for `bytes` more bytes.
     fn with_room_for(&self, bytes: usize) -> String {
         let mut name = String::with_capacity(self.prefix.len() + 1 + bytes);
         if !self.prefix.is_empty() {

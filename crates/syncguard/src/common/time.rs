@@ -1,4 +1,4 @@
-//! Points in time as stores keep them, and the one rule that decides whether a lock is alive.
+//! Points in time as stores keep them, and the rule that decides whether a lock is alive.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -7,12 +7,11 @@ use super::ttl::Ttl;
 
 /// How long after its expiry a lock still counts as held, in milliseconds.
 ///
-/// The one tolerance of every backend, in every operation. Scripts and SQL get it as a parameter
-/// from here; it cannot be configured.
+/// Every backend uses this tolerance in every operation. Scripts and SQL statements get it as a
+/// parameter. You cannot configure it.
 pub const TIME_TOLERANCE_MS: u64 = 1000;
 
-/// How long a record must have been expired before an opportunistic cleanup may delete it, in
-/// milliseconds.
+/// How long after its expiry an opportunistic cleanup may delete a record, in milliseconds.
 pub const CLEANUP_GUARD_MS: u64 = 2000;
 
 const _: () = assert!(
@@ -20,39 +19,39 @@ const _: () = assert!(
     "a cleanup must never touch a lock that may still count as held"
 );
 
-/// A point in time as stores keep it: milliseconds since the Unix epoch, by the time authority of
-/// the backend that made it.
+/// A point in time as stores keep it: milliseconds since the Unix epoch, by the backend's time
+/// authority.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// A point in time by its milliseconds since the Unix epoch.
+    /// Creates a timestamp from milliseconds since the Unix epoch.
     #[must_use]
     pub const fn from_millis(unix_ms: u64) -> Self {
         Self(unix_ms)
     }
 
-    /// Milliseconds since the Unix epoch.
+    /// Returns the milliseconds since the Unix epoch.
     #[must_use]
     pub const fn as_millis(self) -> u64 {
         self.0
     }
 
-    /// When a lock taken or extended at this time expires.
+    /// Returns when a lock that is acquired or extended at this time expires.
     #[must_use]
     pub const fn expiry(self, ttl: Ttl) -> Self {
         Self(self.0.saturating_add(ttl.as_millis()))
     }
 
-    /// How long after `earlier` this is; zero if it is not after.
+    /// Returns the time since `earlier`, or zero if `earlier` is later than this.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
 
-    /// How long after `now` a lock that expires at this time is dead by [`is_live`].
+    /// Returns how long after `now` a lock that expires at this time is dead by [`is_live`].
     #[must_use]
     pub const fn dead_in(self, now: Self) -> Duration {
         Self(self.0.saturating_add(TIME_TOLERANCE_MS)).since(now)
@@ -66,7 +65,7 @@ impl fmt::Debug for Timestamp {
 }
 
 impl From<SystemTime> for Timestamp {
-    /// Times before the epoch become the epoch.
+    /// Converts a system time; a time before the epoch becomes the epoch.
     fn from(time: SystemTime) -> Self {
         let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
@@ -79,13 +78,14 @@ impl From<Timestamp> for SystemTime {
     }
 }
 
-/// The one predicate of liveness: a lock is held until [`TIME_TOLERANCE_MS`] after its expiry.
+/// Returns whether a lock is live: it is held until [`TIME_TOLERANCE_MS`] after its expiry.
 ///
-/// Both times come from the backend's time authority. A lock that this calls dead can never be
-/// extended again; one that it calls live can.
+/// Both times come from the backend's time authority. You can extend a live lock, but never a dead
+/// one.
 ///
 /// ```
-/// use syncguard::{Timestamp, is_live};
+/// use syncguard::Timestamp;
+/// use syncguard::backend::is_live;
 ///
 /// let expires_at = Timestamp::from_millis(5_000);
 /// assert!(is_live(expires_at, Timestamp::from_millis(5_999)));
@@ -93,7 +93,7 @@ impl From<Timestamp> for SystemTime {
 /// ```
 #[must_use]
 pub const fn is_live(expires_at: Timestamp, now: Timestamp) -> bool {
-    // The sum instead of `expires_at > now - tolerance`: it needs no signed numbers.
+    // A sum instead of `expires_at > now - tolerance`, which would need signed numbers.
     expires_at.0.saturating_add(TIME_TOLERANCE_MS) > now.0
 }
 

@@ -1,83 +1,79 @@
-//! The options in the query of a URL.
+//! The options in the query string of a URL.
 
 use std::str::FromStr;
-#[cfg(any(
-    feature = "firestore",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sqlite"
-))]
+#[cfg(feature = "_store")]
 use std::time::Duration;
 
 use super::error::{Error, Result};
 
-/// Options that wait to be taken. Messages name known options and never a value, which may be secret.
+/// The options that have not been taken yet. Error messages name known options and never a value,
+/// which may be secret.
 #[derive(Clone)]
 pub(crate) struct UrlOptions(Vec<(String, String)>);
 
 impl UrlOptions {
-    /// Splits a URL from its options. A fragment is refused, because nothing here has one.
+    /// Splits a URL into the part before the query and its options. A fragment is an error, because
+    /// no backend uses one.
     pub(crate) fn split(url: &str) -> Result<(&str, Self)> {
         if url.contains('#') {
-            return Err(Error::invalid("the URL must not contain \"#\"; write %23 for it"));
+            return Err(Error::invalid("the URL must not contain \"#\"; write %23 instead"));
         }
         let (rest, query) = url.split_once('?').unwrap_or((url, ""));
         let options = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
         Ok((rest, Self(options)))
     }
 
-    /// Takes an option; an option that is given twice is an error.
+    /// Takes an option. An option that appears twice is an error.
     pub(crate) fn take(&mut self, name: &str) -> Result<Option<String>> {
         let mut found = self.0.extract_if(.., |(option, _)| option == name);
         let first = found.next().map(|(_, value)| value);
         match found.count() {
             0 => Ok(first),
-            _ => Err(Error::invalid(format!("the URL has the option \"{name}\" twice"))),
+            _ => Err(Error::invalid(format!("the URL has the option \"{name}\" more than once"))),
         }
     }
 
-    /// Takes an option of another type.
+    /// Takes an option and parses it. `what` describes the expected value.
     pub(crate) fn take_as<T: FromStr>(&mut self, name: &str, what: &str) -> Result<Option<T>> {
         let parse = |value: String| {
             let parsed = value.parse();
-            parsed.map_err(|_cause| Error::invalid(format!("the option \"{name}\" is no {what}")))
+            parsed.map_err(|_cause| {
+                Error::invalid(format!("invalid URL option \"{name}\": expected {what}"))
+            })
         };
         self.take(name)?.map(parse).transpose()
     }
 
     /// Takes a number of milliseconds.
-    #[cfg(any(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite"))]
+    #[cfg(feature = "_store")]
     pub(crate) fn take_millis(&mut self, name: &str) -> Result<Option<Duration>> {
-        let millis = self.take_as::<u64>(name, "number of milliseconds")?;
+        let millis = self.take_as::<u64>(name, "a number of milliseconds")?;
         Ok(millis.map(Duration::from_millis))
     }
 
-    /// Takes the content of a file that an option names.
-    #[cfg(any(feature = "postgres", feature = "redis"))]
+    /// Takes an option that names a file, and reads the file.
+    #[cfg(feature = "_listener")]
     pub(crate) fn take_file(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(path) = self.take(name)? else { return Ok(None) };
         let unreadable = |cause: std::io::Error| {
-            Error::invalid(format!("the file that \"{name}\" names cannot be read"))
+            Error::invalid(format!("cannot read the file in the URL option \"{name}\""))
                 .with_source(cause)
         };
         std::fs::read(path).map(Some).map_err(unreadable)
     }
 
-    /// Refuses what nobody has taken.
+    /// Fails if an option has not been taken.
     pub(crate) fn finish(self, known: &str) -> Result<()> {
-        // Its name is not told: after a question mark that should have been escaped, it may be a
+        // The message does not name the unknown option: after an unescaped question mark, it may be
         // part of a password.
         if self.0.is_empty() {
             return Ok(());
         }
-        Err(Error::invalid(format!("the URL has an unknown option; there are: {known}")))
+        Err(Error::invalid(format!("the URL has an unknown option; known options: {known}")))
     }
 }
 
-#[cfg(all(
-    test,
-    any(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite")
-))]
+#[cfg(all(test, feature = "_store"))]
 mod tests {
     use super::*;
 
@@ -88,13 +84,13 @@ mod tests {
         assert_eq!(options.take("a").expect("once").as_deref(), Some("1 "));
         assert_eq!(options.take("a").expect("gone"), None);
         let error = options.clone().finish("a").expect_err("b is left");
-        assert!(error.to_string().ends_with("there are: a"), "{error}");
+        assert!(error.message().ends_with("known options: a"), "{error}");
         assert_eq!(options.take_millis("b").expect("a number"), Some(Duration::from_millis(2)));
         options.finish("a, b").expect("nothing is left");
         let (_, mut twice) = UrlOptions::split("x:?a=1&a=2").expect("a URL");
         assert!(twice.take("a").is_err());
         let (_, mut number) = UrlOptions::split("x:?a=canary").expect("a URL");
-        let error = number.take_millis("a").expect_err("no number").to_string();
+        let error = number.take_millis("a").expect_err("not a number").to_string();
         assert!(!error.contains("canary"), "{error}");
         assert!(UrlOptions::split("x:#y").is_err());
     }

@@ -1,4 +1,4 @@
-//! What the kit needs from a store.
+//! The access to a store that the kit needs.
 
 use std::future::{Future, ready};
 use std::time::Duration;
@@ -8,67 +8,68 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::contract::LockBackend;
 
-/// A store that the kit can look into and reach into, past the backend.
+/// A store that the kit can read and change without going through the backend.
 ///
-/// The kit does not trust the code under test to judge itself, and it does not sleep: it plants
-/// records with a chosen expiry instead.
+/// The kit does not rely on the code under test to check itself. It does not sleep either: it
+/// plants records with a chosen expiry instead.
 pub trait Fixture: Send + Sync + 'static {
     /// The backend under test.
     type Backend: LockBackend<Fencing = Fenced>;
 
-    /// A backend on this store. All of them see the same locks.
+    /// Returns a backend on this store. All of them see the same locks.
     fn backend(&self) -> impl Future<Output = Self::Backend> + Send;
 
-    /// A backend on this store that cleans up in `is_locked`.
+    /// Returns a backend on this store that cleans up in `is_locked`.
     fn backend_with_cleanup(&self) -> impl Future<Output = Self::Backend> + Send;
 
-    /// Puts a record into the store, in place of what is there under its key, with everything that
-    /// belongs to it (an index entry, say). The fence counter is set to the record's fence.
+    /// Puts a record into the store and replaces the one under its key, with everything that
+    /// belongs to it, such as an index entry. Sets the fence counter to the record's fence.
     fn plant(&self, lock: &RawLock) -> impl Future<Output = ()> + Send;
 
     /// Reads the record of a key, dead or alive.
     fn peek(&self, key: &Key) -> impl Future<Output = Option<RawLock>> + Send;
 
-    /// Whether the store can still find something by this lock id, dead or alive.
+    /// Returns whether the store can still find something by this lock id, dead or alive.
     fn knows_id(&self, lock_id: &LockId) -> impl Future<Output = bool> + Send;
 
-    /// Reads the fence counter of a key; 0 when there is none.
+    /// Reads the fence counter of a key; 0 if there is none.
     fn fence_counter(&self, key: &Key) -> impl Future<Output = u64> + Send;
 
     /// Sets the fence counter of a key.
     fn set_fence_counter(&self, key: &Key, counter: u64) -> impl Future<Output = ()> + Send;
 
-    /// Lets time pass on the time authority's clock: moves it, or sleeps.
+    /// Lets time pass on the time authority's clock: moves the clock, or sleeps.
     fn advance(&self, by: Duration) -> impl Future<Output = ()> + Send {
         tokio::time::sleep(by)
     }
 
-    /// How much the time authority's clock may move by itself during a test: zero when it stands still. The
-    /// edges of the tolerance are tested this far inside, on the live side.
+    /// Returns how much the time authority's clock may move by itself during a test: zero if it
+    /// stands still. The edges of the tolerance are tested this far inside, on the live side.
     fn clock_margin(&self) -> Duration {
         Duration::from_millis(500)
     }
 
-    /// Whether the backend tells a lock that has expired from one that it does not find, as far as
-    /// its record is still in the store. `false` where that would cost another request.
+    /// Returns whether the backend distinguishes a lock that has expired from one that it does not
+    /// find, as long as its record is still in the store. `false` if that would cost another
+    /// request.
     fn tells_expired_from_not_found(&self) -> bool {
         true
     }
 
-    /// Restarts the store as after a crash. `false` where nothing is meant to survive that.
+    /// Restarts the store as after a crash. Returns `false` if nothing is meant to survive that.
     fn restart(&self) -> impl Future<Output = bool> + Send {
         ready(false)
     }
 
-    /// Replaces the record of a key by one that makes no sense. `false` where the store's types do
-    /// not allow such a record.
+    /// Replaces the record of a key by a corrupt one. Returns `false` if the store's types do not
+    /// allow such a record.
     #[expect(unused_variables, reason = "the name is documentation")]
     fn corrupt(&self, key: &Key) -> impl Future<Output = bool> + Send {
         ready(false)
     }
 
-    /// The same store with every backend wrapped by `wrap`: the way to run the kit over a layer or
-    /// the erased form.
+    /// Returns the same store with every backend wrapped by `wrap`. Use it to run the kit over a
+    /// layer or the erased form.
     ///
     /// ```
     /// use syncguard::AnyBackend;
@@ -87,7 +88,7 @@ pub trait Fixture: Send + Sync + 'static {
     }
 }
 
-/// A fixture whose backends are wrapped. Made by [`Fixture::wrapped`].
+/// A fixture whose backends are wrapped, from [`Fixture::wrapped`].
 #[derive(Clone, Debug)]
 pub struct Wrapped<F, Wrap> {
     inner: F,
@@ -151,8 +152,8 @@ where
     }
 }
 
-/// A record as it is in the store. Times are relative to the time authority's clock, so that a
-/// test can name an exact edge.
+/// A record as it is in the store. Times are relative to the time authority's clock, so that a test
+/// can set an exact edge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "fixtures build it")]
 pub struct RawLock {
@@ -164,6 +165,6 @@ pub struct RawLock {
     pub fence: Fence,
     /// How many milliseconds ago it was acquired.
     pub acquired_ms_ago: i64,
-    /// In how many milliseconds it expires; negative when it has.
+    /// In how many milliseconds it expires; negative if it has expired.
     pub expires_in_ms: i64,
 }

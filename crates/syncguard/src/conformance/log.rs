@@ -1,4 +1,4 @@
-//! What is logged while a future runs.
+//! Collects what is logged while a future runs.
 
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use tracing::instrument::WithSubscriber;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Runs a future and answers with the warnings and errors that it logged, one line each.
+/// Runs a future and returns the warnings and errors that it logged, one line each.
 pub(super) async fn warnings_of<T>(work: impl Future<Output = T>) -> (T, Vec<String>) {
     let lines = Arc::default();
     let value = work.with_subscriber(Recorder(Arc::clone(&lines))).await;
@@ -46,6 +46,6 @@ struct Line(String);
 
 impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        write!(self.0, "{field}={value:?} ").expect("BUG: a string takes every text");
+        write!(self.0, "{field}={value:?} ").expect("BUG: writing to a string failed");
     }
 }

@@ -1,4 +1,4 @@
-//! The kit's fixture for the memory backend, and a model for others.
+//! The kit's fixture for the memory backend, and an example for other fixtures.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub struct MemoryFixture {
 }
 
 impl MemoryFixture {
-    /// An empty store.
+    /// Creates an empty store.
     #[must_use]
     pub fn new() -> Self {
         let clock = Arc::new(ManualClock::default());
@@ -29,7 +29,7 @@ impl MemoryFixture {
         Self { clock, backend, cleaning }
     }
 
-    /// The clock that decides liveness.
+    /// Returns the clock that decides liveness.
     #[must_use]
     pub fn clock(&self) -> &ManualClock {
         &self.clock

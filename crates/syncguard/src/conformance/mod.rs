@@ -1,4 +1,4 @@
-//! The test kit for backend authors: one fixture and one line give one test per rule.
+//! The test kit for backend authors: one fixture and one line create one test per rule.
 //!
 //! Write a [`Fixture`] for your store, then, in an integration test:
 //!
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The expression may `.await`; it is evaluated once per test, inside a runtime. Every case uses
-//! keys of its own, so all of them may share one store and run in parallel.
+//! its own keys, so all of them can share one store and run in parallel.
 //!
 //! New cases may appear in minor releases; names are stable.
 
@@ -30,7 +30,7 @@ pub use fixture::{Fixture, RawLock, Wrapped};
 pub use memory::MemoryFixture;
 pub use yielding::Yielding;
 
-/// Runs one case in a runtime of its own; a case that hangs fails.
+/// Runs one case in its own runtime. A case that hangs fails.
 #[doc(hidden)]
 pub fn run(case: impl Future<Output = ()>) {
     const LONGEST: Duration = Duration::from_mins(2);
@@ -41,7 +41,7 @@ pub fn run(case: impl Future<Output = ()>) {
     assert!(finished.is_ok(), "the case did not end within {LONGEST:?}");
 }
 
-/// One test per rule of the contract, for the backend of a [`Fixture`].
+/// Creates one test per rule of the contract, for the backend of a [`Fixture`].
 ///
 /// See [`conformance`](crate::conformance).
 #[macro_export]
@@ -57,7 +57,7 @@ macro_rules! conformance_tests {
             lifecycle::distinct_keys_are_distinct_locks
             lifecycle::capabilities_match_the_type_and_every_handle
             contention::a_held_lock_is_contended_and_only_read
-            contention::contention_says_when_the_lock_is_dead
+            contention::contention_reports_when_the_lock_is_dead
             contention::parallel_acquires_have_one_winner
             contention::sixteen_tasks_lose_no_update
             ownership::another_id_can_neither_release_nor_extend
@@ -77,25 +77,25 @@ macro_rules! conformance_tests {
             fencing::fences_grow_across_expiry
             fencing::fences_survive_a_restart
             fencing::the_largest_fence_is_granted_and_no_larger_one
-            fencing::fences_near_the_end_are_warned_of_without_the_key
+            fencing::fences_near_the_end_log_a_warning_without_the_key
             lookup::lookups_by_key_and_by_id_agree
             lookup::free_and_dead_locks_are_not_found
-            lookup::what_is_found_is_sanitized
+            lookup::lookup_results_are_sanitized
             lookup::reads_change_nothing
             inspection::live_locks_are_listed_and_nothing_else
-            inspection::a_break_takes_only_what_was_shown
+            inspection::a_break_deletes_only_the_lock_that_was_shown
             keys::odd_keys_are_locks_like_any_other
             keys::long_keys_are_locks_like_any_other
             keys::both_unicode_forms_are_one_lock
             replay::the_same_request_gets_the_same_lease
-            replay::a_request_whose_lease_is_over_is_spent
+            replay::a_request_whose_lease_is_over_is_already_used
             replay::a_replay_gets_the_lease_as_it_is_now
             replay::a_replayed_request_is_released_once
-            replay::an_undo_frees_what_was_taken
+            replay::an_undo_frees_the_lock
             replay::an_undo_after_a_replay_frees_the_lock
-            replay::a_final_undo_leaves_nothing_to_come
-            cleanup::nothing_is_cleaned_up_unless_asked_for
-            cleanup::an_old_record_is_cleaned_up_and_its_counter_spared
+            replay::nothing_is_acquired_after_a_final_undo
+            cleanup::nothing_is_cleaned_up_by_default
+            cleanup::an_old_record_is_cleaned_up_and_its_counter_is_kept
             cleanup::a_recent_record_is_not_cleaned_up
             cancellation::an_acquire_dropped_anywhere_leaves_no_lock
             cancellation::a_wait_dropped_anywhere_leaves_no_lock
@@ -103,8 +103,9 @@ macro_rules! conformance_tests {
             cancellation::an_extend_dropped_anywhere_does_no_harm
             cancellation::a_read_dropped_anywhere_does_no_harm
             cancellation::a_token_ends_every_operation_before_it_begins
-            cancellation::a_token_ends_every_operation_half_way
-            wake::a_release_wakes_who_waits
+            cancellation::a_token_ends_every_operation_in_progress
+            wake::a_release_notifies_subscribers
+            wake::a_notification_carries_the_age_of_the_holder
             wake::a_waiter_gets_the_lock_without_polling
             wake::a_crashed_holder_is_taken_over_when_its_lock_is_dead
             trouble::a_corrupt_record_is_an_internal_error_and_stays
@@ -135,7 +136,7 @@ macro_rules! conformance_tests {
     };
 }
 
-/// A case as a value, for those who test the kit itself. Made by
+/// A case as a value, for tests of the kit itself. Created by
 /// `conformance_tests!(@each list FixtureType)`.
 #[doc(hidden)]
 #[expect(missing_debug_implementations, reason = "not part of the interface")]

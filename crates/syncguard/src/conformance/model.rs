@@ -1,4 +1,4 @@
-//! The contract as a few lines of plain code, and random histories to compare a backend with it.
+//! The contract as a small model, and random histories that compare a backend with it.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -9,10 +9,10 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::ttl::Ttl;
 use crate::contract::LockBackend;
-use crate::contract::outcome::{Acquire, Extend, Release};
+use crate::contract::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
 use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, ReleaseRequest};
 
-/// What is known of a key.
+/// The state of a key.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     counter: u64,
@@ -26,19 +26,19 @@ struct Record {
     is_live: bool,
 }
 
-/// What an operation answers, without times.
+/// The result of an operation, without times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Granted(u64),
     Contended,
-    Spent,
+    AlreadyUsed,
     Yes,
     No,
     Found(LockId, u64),
     Nothing,
 }
 
-/// The contract: what each operation answers and does, on one timeline.
+/// The contract: what each operation does and returns, on one timeline.
 #[derive(Debug, Default)]
 struct Model {
     slots: HashMap<Key, Slot>,
@@ -51,7 +51,7 @@ impl Model {
             Some(own) if own.lock_id == request.lock_id() && own.is_live => {
                 Answer::Granted(own.fence)
             }
-            Some(own) if own.lock_id == request.lock_id() => Answer::Spent,
+            Some(own) if own.lock_id == request.lock_id() => Answer::AlreadyUsed,
             Some(other) if other.is_live => Answer::Contended,
             _ => {
                 slot.counter += 1;
@@ -117,21 +117,21 @@ enum Step {
     LookupId {
         request: usize,
     },
-    /// Moves the record of a key to just inside the tolerance: it is still live.
+    /// Moves the record of a key to just inside the tolerance, where it is still live.
     Age {
         key: usize,
     },
-    /// Moves the record of a key to just outside: it is dead.
+    /// Moves the record of a key to just outside the tolerance, where it is dead.
     Kill {
         key: usize,
     },
 }
 
-/// Plays a random history of `steps` steps on a backend and compares every answer with the model.
+/// Runs a random history of `steps` steps on a backend and compares every answer with the model.
 ///
 /// # Panics
 ///
-/// When an answer differs; the message names the seed, the step and both answers.
+/// If an answer differs. The message contains the seed, the step and both answers.
 pub async fn check_history<F: Fixture>(fixture: &F, seed: u64, steps: usize) {
     let backend = fixture.backend().await;
     let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
@@ -149,7 +149,8 @@ pub async fn check_history<F: Fixture>(fixture: &F, seed: u64, steps: usize) {
             }
             Step::Replay { request } => {
                 let request = &requests[request];
-                // A request whose lease was released may be granted anew or not: nobody sends one.
+                // A request whose lease was released may or may not be granted again; the engine
+                // never sends one.
                 if !model.holds_record_of(request) {
                     continue;
                 }
@@ -159,8 +160,8 @@ pub async fn check_history<F: Fixture>(fixture: &F, seed: u64, steps: usize) {
                 let lock_id = requests[request].lock_id();
                 let release = ReleaseRequest::new(lock_id).with_hint(hint_for(&keys, hint));
                 let answer = match backend.release(&release).await.expect("the store works") {
-                    Release::Released => Answer::Yes,
-                    Release::NotHeld(_) => Answer::No,
+                    ReleaseOutcome::Released => Answer::Yes,
+                    ReleaseOutcome::NotHeld(_) => Answer::No,
                 };
                 (model.release(lock_id), answer)
             }
@@ -169,8 +170,8 @@ pub async fn check_history<F: Fixture>(fixture: &F, seed: u64, steps: usize) {
                 let extend =
                     ExtendRequest::new(lock_id, Ttl::DEFAULT).with_hint(hint_for(&keys, hint));
                 let answer = match backend.extend(&extend).await.expect("the store works") {
-                    Extend::Extended(_) => Answer::Yes,
-                    Extend::NotHeld(_) => Answer::No,
+                    ExtendOutcome::Extended(_) => Answer::Yes,
+                    ExtendOutcome::NotHeld(_) => Answer::No,
                 };
                 (model.extend(lock_id), answer)
             }
@@ -246,13 +247,13 @@ fn new_request(key: &Key) -> AcquireRequest {
 }
 
 async fn acquire(
-    backend: &impl LockBackend<Fencing = crate::Fenced>,
+    backend: &impl LockBackend<Fencing = crate::backend::Fenced>,
     request: &AcquireRequest,
 ) -> Answer {
     match backend.acquire(request).await.expect("the store works") {
-        Acquire::Acquired(lease) => Answer::Granted(lease.fence().get()),
-        Acquire::Contended { .. } => Answer::Contended,
-        Acquire::Spent => Answer::Spent,
+        AcquireOutcome::Acquired(lease) => Answer::Granted(lease.fence().get()),
+        AcquireOutcome::Contended { .. } => Answer::Contended,
+        AcquireOutcome::AlreadyUsed => Answer::AlreadyUsed,
     }
 }
 
@@ -268,7 +269,7 @@ fn found_answer(lock_id: LockId, fence: Fence) -> Answer {
     Answer::Found(lock_id, fence.get())
 }
 
-/// A small generator, so that a seed means the same history everywhere.
+/// A small generator, so that a seed produces the same history everywhere.
 struct Random(u64);
 
 impl Random {
@@ -284,7 +285,7 @@ impl Random {
         (choice < keys).then_some(choice)
     }
 
-    /// Mostly recent requests: old ones seldom hold anything.
+    /// Chooses a recent request: old ones seldom hold anything.
     fn request(&mut self, requests: usize) -> usize {
         requests - 1 - self.below(requests.min(6))
     }

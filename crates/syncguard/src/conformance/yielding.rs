@@ -1,4 +1,4 @@
-//! A backend that takes its time, so that futures can be dropped at awkward moments.
+//! A slow backend, so that futures can be dropped at awkward moments.
 
 use tokio::task::yield_now;
 
@@ -8,22 +8,22 @@ use crate::common::error::Result;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::contract::LockBackend;
+use crate::contract::admin::Admin;
 use crate::contract::capabilities::Capabilities;
-use crate::contract::inspect::Inspector;
-use crate::contract::outcome::{Acquire, Extend, Release};
+use crate::contract::notifier::Subscription;
+use crate::contract::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
 use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
-use crate::contract::wake::WakeUps;
 
-/// Awaits twice before and twice after every operation of the backend inside.
+/// Awaits twice before and twice after every operation of the inner backend.
 ///
-/// A backend that answers in its first poll has no await points to be dropped at; this gives it
-/// some, on both sides of the effect. An undo is not final here: it can overtake an acquire.
+/// A backend that completes in its first poll has no await points to be dropped at; this adds some,
+/// on both sides of the effect. An undo is not final here: it can overtake an acquire.
 #[derive(Clone, Debug)]
 pub struct Yielding<B>(B);
 
 impl<B: LockBackend> Yielding<B> {
-    /// Slows a backend down.
+    /// Wraps a backend.
     pub fn new(inner: B) -> Self {
         Self(inner)
     }
@@ -46,15 +46,15 @@ impl<B: LockBackend> LockBackend for Yielding<B> {
         Capabilities { undo_is_final: false, ..self.0.capabilities() }
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire<B::Fencing>> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome<B::Fencing>> {
         slowly(self.0.acquire(request)).await
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         slowly(self.0.release(request)).await
     }
 
-    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+    async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
         slowly(self.0.extend(request)).await
     }
 
@@ -70,15 +70,15 @@ impl<B: LockBackend> LockBackend for Yielding<B> {
         slowly(self.0.lookup_id(lock_id)).await
     }
 
-    async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
-        slowly(self.0.wake_ups(key)).await
+    async fn subscribe(&self, key: &Key) -> Option<Subscription> {
+        slowly(self.0.subscribe(key)).await
     }
 
     async fn quiesce(&self) {
         slowly(self.0.quiesce()).await;
     }
 
-    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
-        self.0.inspector()
+    fn admin(&self) -> Option<Arc<dyn Admin>> {
+        self.0.admin()
     }
 }

@@ -1,5 +1,5 @@
-//! Callbacks of the user, on a thread of their own behind a bounded queue, so that a slow or
-//! panicking one never slows or breaks a lock.
+//! Runs user callbacks on a thread of their own behind a bounded queue, so that a slow or panicking
+//! callback never delays or breaks a lock.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,10 +18,10 @@ pub(crate) struct CallbackQueue<T> {
 }
 
 impl<T: Send + 'static> CallbackQueue<T> {
-    /// How many calls may wait.
+    /// The maximum number of queued calls.
     pub(crate) const CAPACITY: usize = 1024;
 
-    /// Starts the thread that calls `callback`. A call that panics is lost, and the next is made.
+    /// Starts the thread that calls `callback`. The thread continues after a call that panics.
     pub(crate) fn start(
         thread_name: &str,
         mut callback: impl FnMut(&T) + Send + 'static,
@@ -33,21 +33,21 @@ impl<T: Send + 'static> CallbackQueue<T> {
             }
         };
         thread::Builder::new().name(thread_name.to_owned()).spawn(make_all).map_err(|cause| {
-            Error::new(ErrorCode::Internal, "could not start the thread for callbacks")
+            Error::new(ErrorCode::Internal, "could not start the callback thread")
                 .with_source(cause)
                 .without_effect()
         })?;
         Ok(Self { queue, dropped: Arc::default() })
     }
 
-    /// Makes a call later; drops and counts it when the queue is full. Never waits.
+    /// Queues a call; drops and counts it if the queue is full. Never waits.
     pub(crate) fn put(&self, call: T) {
         if self.queue.try_send(call).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// How many calls were dropped because the queue was full.
+    /// Returns how many calls were dropped because the queue was full.
     pub(crate) fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
@@ -65,12 +65,12 @@ impl<T> fmt::Debug for CallbackQueue<T> {
     }
 }
 
-/// Somebody who listens, behind a queue unless it says that it is quick enough without one.
+/// A sink, behind a queue unless it is [inline](EventSink::is_inline).
 #[derive(Clone, Debug)]
 pub(crate) enum SinkHandle {
     Inline(Arc<dyn EventSink>),
     Queued(CallbackQueue<Event>),
-    /// There was no thread for it; every event is dropped, and counted.
+    /// The thread could not be started; every event is dropped and counted.
     Unheard(Arc<AtomicU64>),
 }
 
@@ -86,7 +86,7 @@ impl SinkHandle {
         match CallbackQueue::start("syncguard-events", tell) {
             Ok(queue) => Self::Queued(queue),
             Err(error) => {
-                tracing::warn!("{error}; telemetry is lost");
+                tracing::warn!("{error}; telemetry events are dropped");
                 Self::Unheard(Arc::default())
             }
         }

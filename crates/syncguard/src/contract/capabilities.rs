@@ -1,15 +1,15 @@
-//! What a backend is and can do, as values for tools and tests.
+//! The properties of a backend, as values for tools and tests.
 
 use std::fmt;
 
 use crate::common::fence::Fencing;
 
-/// Whose clock decides whether a lock is alive.
+/// The clock that decides whether a lock is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TimeAuthority {
     /// One clock for all clients: the store's, or this machine's when the store lives on it.
     Server,
-    /// Every client's own clock. All of them must be synchronized.
+    /// Each client's own clock. All of them must be synchronized.
     Client,
 }
 
@@ -22,31 +22,31 @@ impl fmt::Display for TimeAuthority {
     }
 }
 
-/// What a backend is and can do.
+/// The properties of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// The backend's name: `"memory"`, `"redis"`, …
+    /// The name of the backend: `"memory"`, `"redis"`, …
     pub backend: &'static str,
-    /// Whether every grant carries a fence. The type [`Fencing`] says the same to the compiler.
+    /// Whether every grant has a fence. The type [`Fencing`] tells the compiler the same.
     pub fencing: bool,
-    /// Whose clock decides.
+    /// The clock that decides whether a lock is alive.
     pub time_authority: TimeAuthority,
-    /// Whether an answered [undo](crate::ReleaseRequest::undo) is final: once the futures of the
-    /// acquire have ended or were dropped, no copy of the request that is still under way can be
-    /// granted after it. Where it is not, an undo that found nothing is repeated until the request
-    /// can no longer matter.
+    /// Whether an [undo](crate::backend::ReleaseRequest::undo) that returned is final: once the
+    /// futures of the acquire have completed or were dropped, no copy of the request that is still
+    /// in flight can be granted. If it is not final, the locker repeats an undo that found nothing
+    /// until the request can no longer take effect.
     pub undo_is_final: bool,
 }
 
 impl Capabilities {
-    /// The capabilities of a backend whose undo is not final.
+    /// Creates the capabilities of a backend whose undo is not final.
     #[must_use]
     pub const fn new<F: Fencing>(backend: &'static str, time_authority: TimeAuthority) -> Self {
         Self { backend, fencing: F::SUPPORTED, time_authority, undo_is_final: false }
     }
 
-    /// States that an answered undo is final.
+    /// States that an undo that returned is final.
     #[must_use]
     pub const fn with_final_undo(mut self) -> Self {
         self.undo_is_final = true;

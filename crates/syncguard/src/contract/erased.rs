@@ -1,36 +1,37 @@
-//! A backend whose type is only known at run time.
+//! A backend whose type is known only at run time.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
+use super::BoxFuture;
 use super::LockBackend;
+use super::admin::Admin;
 use super::capabilities::Capabilities;
-use super::inspect::Inspector;
-use super::outcome::{Acquire, Extend, Release};
+use super::notifier::Subscription;
+use super::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
 use super::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 use super::stored_lock::StoredLock;
-use super::wake::WakeUps;
 use crate::common::error::Result;
 use crate::common::fence::{Fenced, Fencing};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 
-type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
-
-/// [`LockBackend`] with boxed futures, so that it can be a trait object.
+/// An object-safe [`LockBackend`], with boxed futures.
 trait DynLockBackend<F: Fencing>: fmt::Debug + Send + Sync + 'static {
     fn capabilities(&self) -> Capabilities;
-    fn acquire<'a>(&'a self, request: &'a AcquireRequest) -> Boxed<'a, Result<Acquire<F>>>;
-    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> Boxed<'a, Result<Release>>;
-    fn extend<'a>(&'a self, request: &'a ExtendRequest) -> Boxed<'a, Result<Extend>>;
-    fn is_locked<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<bool>>;
-    fn lookup_key<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<Option<StoredLock<F>>>>;
-    fn lookup_id<'a>(&'a self, lock_id: &'a LockId) -> Boxed<'a, Result<Option<StoredLock<F>>>>;
-    fn wake_ups<'a>(&'a self, key: &'a Key) -> Boxed<'a, Option<WakeUps>>;
-    fn quiesce(&self) -> Boxed<'_, ()>;
-    fn inspector(&self) -> Option<Arc<dyn Inspector>>;
+    fn acquire<'a>(
+        &'a self,
+        request: &'a AcquireRequest,
+    ) -> BoxFuture<'a, Result<AcquireOutcome<F>>>;
+    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Result<ReleaseOutcome>>;
+    fn extend<'a>(&'a self, request: &'a ExtendRequest) -> BoxFuture<'a, Result<ExtendOutcome>>;
+    fn is_locked<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool>>;
+    fn lookup_key<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<StoredLock<F>>>>;
+    fn lookup_id<'a>(&'a self, lock_id: &'a LockId)
+    -> BoxFuture<'a, Result<Option<StoredLock<F>>>>;
+    fn subscribe<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Option<Subscription>>;
+    fn quiesce(&self) -> BoxFuture<'_, ()>;
+    fn admin(&self) -> Option<Arc<dyn Admin>>;
 }
 
 impl<B: LockBackend> DynLockBackend<B::Fencing> for B {
@@ -41,50 +42,53 @@ impl<B: LockBackend> DynLockBackend<B::Fencing> for B {
     fn acquire<'a>(
         &'a self,
         request: &'a AcquireRequest,
-    ) -> Boxed<'a, Result<Acquire<B::Fencing>>> {
+    ) -> BoxFuture<'a, Result<AcquireOutcome<B::Fencing>>> {
         Box::pin(LockBackend::acquire(self, request))
     }
 
-    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> Boxed<'a, Result<Release>> {
+    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Result<ReleaseOutcome>> {
         Box::pin(LockBackend::release(self, request))
     }
 
-    fn extend<'a>(&'a self, request: &'a ExtendRequest) -> Boxed<'a, Result<Extend>> {
+    fn extend<'a>(&'a self, request: &'a ExtendRequest) -> BoxFuture<'a, Result<ExtendOutcome>> {
         Box::pin(LockBackend::extend(self, request))
     }
 
-    fn is_locked<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<bool>> {
+    fn is_locked<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool>> {
         Box::pin(LockBackend::is_locked(self, key))
     }
 
-    fn lookup_key<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<Option<StoredLock<B::Fencing>>>> {
+    fn lookup_key<'a>(
+        &'a self,
+        key: &'a Key,
+    ) -> BoxFuture<'a, Result<Option<StoredLock<B::Fencing>>>> {
         Box::pin(LockBackend::lookup_key(self, key))
     }
 
     fn lookup_id<'a>(
         &'a self,
         lock_id: &'a LockId,
-    ) -> Boxed<'a, Result<Option<StoredLock<B::Fencing>>>> {
+    ) -> BoxFuture<'a, Result<Option<StoredLock<B::Fencing>>>> {
         Box::pin(LockBackend::lookup_id(self, lock_id))
     }
 
-    fn wake_ups<'a>(&'a self, key: &'a Key) -> Boxed<'a, Option<WakeUps>> {
-        Box::pin(LockBackend::wake_ups(self, key))
+    fn subscribe<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Option<Subscription>> {
+        Box::pin(LockBackend::subscribe(self, key))
     }
 
-    fn quiesce(&self) -> Boxed<'_, ()> {
+    fn quiesce(&self) -> BoxFuture<'_, ()> {
         Box::pin(LockBackend::quiesce(self))
     }
 
-    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
-        LockBackend::inspector(self)
+    fn admin(&self) -> Option<Arc<dyn Admin>> {
+        LockBackend::admin(self)
     }
 }
 
-/// Any backend, chosen at run time; a backend itself.
+/// A backend that you choose at run time.
 ///
-/// Erasure keeps the promise of fencing: `AnyBackend` is `AnyBackend<Fenced>`, so a guard over it
-/// still has a plain `fence()`.
+/// It preserves fencing: `AnyBackend` is `AnyBackend<Fenced>`, so its guards still have a plain
+/// `fence()`.
 ///
 /// ```
 /// use syncguard::{AnyBackend, Locker, MemoryBackend};
@@ -126,15 +130,15 @@ impl<F: Fencing> LockBackend for AnyBackend<F> {
         self.0.capabilities()
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire<F>> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome<F>> {
         self.0.acquire(request).await
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         self.0.release(request).await
     }
 
-    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+    async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
         self.0.extend(request).await
     }
 
@@ -150,15 +154,15 @@ impl<F: Fencing> LockBackend for AnyBackend<F> {
         self.0.lookup_id(lock_id).await
     }
 
-    async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
-        self.0.wake_ups(key).await
+    async fn subscribe(&self, key: &Key) -> Option<Subscription> {
+        self.0.subscribe(key).await
     }
 
     async fn quiesce(&self) {
         self.0.quiesce().await;
     }
 
-    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
-        self.0.inspector()
+    fn admin(&self) -> Option<Arc<dyn Admin>> {
+        self.0.admin()
     }
 }

@@ -1,17 +1,19 @@
-//! What can be observed: single operations at the backend, and waiting, holding and losing in the
-//! engine. Nothing here is computed unless somebody listens.
+//! Telemetry events: single operations of a backend, and waiting, holding and losing in the engine.
+//! Nothing here is computed without a sink.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::outcome::Absence;
+use super::outcome::NotHeldReason;
 use crate::common::error::ErrorCode;
+use crate::common::fence::Fence;
 use crate::common::hash_id::HashId;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::lost_reason::LostReason;
 
-/// Which operation an event is about.
+/// The operation of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// [`LockBackend::acquire`](crate::LockBackend::acquire)
@@ -28,7 +30,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The name in events, shared with other implementations of the specification.
+    /// Returns the name in events, which other implementations of the specification share.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -44,18 +46,18 @@ impl Operation {
 /// Why an operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// Somebody else holds the lock.
+    /// Another holder has the lock.
     Locked,
     /// The lock had expired.
     Expired,
     /// There is no such lock.
     NotFound,
-    /// The backend reported trouble.
+    /// The backend reported an error.
     Error(ErrorCode),
 }
 
 impl Reason {
-    /// The text in events: `locked`, `expired`, `not-found`, or the error's code.
+    /// Returns the text in events: `locked`, `expired`, `not-found`, or the error's code.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -66,44 +68,45 @@ impl Reason {
         }
     }
 
-    /// The reason that an absence is, where the backend knew it.
+    /// Returns why a lock was not held, if the backend knows.
     #[must_use]
-    pub const fn from_absence(absence: Absence) -> Option<Self> {
-        match absence {
-            Absence::Expired => Some(Self::Expired),
-            Absence::NotFound => Some(Self::NotFound),
-            Absence::Unknown => None,
+    pub const fn not_held(reason: NotHeldReason) -> Option<Self> {
+        match reason {
+            NotHeldReason::Expired => Some(Self::Expired),
+            NotHeldReason::NotFound => Some(Self::NotFound),
+            NotHeldReason::Unknown => None,
         }
     }
 }
 
-/// One operation at a backend, as the [telemetry layer](crate::TelemetryLayer) saw it.
+/// One operation of a backend, as recorded by the
+/// [telemetry layer](crate::telemetry::TelemetryLayer).
 ///
-/// Keys and lock ids are hashes; the raw values are only there when the layer was told to include
-/// them, and even then `Debug` does not print them.
+/// Keys and lock ids are hashes. The raw values are present only if you configure the layer to
+/// include them, and even then `Debug` does not print them.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LockEvent {
-    /// What was asked.
+    /// The operation.
     pub operation: Operation,
-    /// Whether it had the effect or the positive answer that was asked for.
+    /// Whether the operation had the requested effect, or found the lock.
     pub ok: bool,
-    /// Why not, where it is known.
+    /// Why it failed, if that is known.
     pub reason: Option<Reason>,
     /// How long the backend took.
     pub elapsed: Duration,
-    /// The key, where the operation names one.
+    /// The hash of the key, if the operation has one.
     pub key_hash: Option<HashId>,
-    /// The lock id, where the operation names one or was granted one.
+    /// The hash of the lock id, if the operation has one or was granted one.
     pub lock_id_hash: Option<HashId>,
-    /// The raw key. Sensitive.
+    /// The raw key. It is sensitive.
     pub key: Option<Key>,
-    /// The raw lock id. A secret.
+    /// The raw lock id. It is a secret.
     pub lock_id: Option<LockId>,
 }
 
 impl LockEvent {
-    /// An event without reason, key and lock id.
+    /// Creates an event without reason, key and lock id.
     #[must_use]
     pub fn new(operation: Operation, ok: bool, elapsed: Duration) -> Self {
         Self {
@@ -122,20 +125,20 @@ impl LockEvent {
 /// How a wait for a lock ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WaitOutcome {
-    /// With the lock.
+    /// The lock was acquired.
     Acquired,
-    /// Without it: a single attempt found it held.
+    /// A single attempt found the lock held.
     Contended,
-    /// Without it, because others held it too long.
+    /// The wait timed out while others held the lock.
     TimedOut,
-    /// Without it, because the waiter was cancelled.
+    /// The wait was canceled.
     Cancelled,
-    /// Without it, because of trouble with the store.
+    /// The store reported an error.
     Failed,
 }
 
 impl WaitOutcome {
-    /// A word for logs and labels.
+    /// Returns a word for logs and labels.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -148,63 +151,80 @@ impl WaitOutcome {
     }
 }
 
-/// What happened in a [`Locker`](crate::Locker), above single operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An event of a [`Locker`](crate::Locker), above single operations.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EngineEvent {
-    /// A call of `lock`, `try_lock` or `with_lock` has its answer.
+    /// The wait of `lock`, `try_lock` or `with_lock` ended.
+    #[non_exhaustive]
     Waited {
-        /// The key.
+        /// The hash of the key.
         key_hash: HashId,
-        /// How it ended.
+        /// The [label](crate::LockOptions::label) of the lock.
+        label: Option<Arc<str>>,
+        /// The fence, if the lock was acquired on a backend that fences.
+        fence: Option<Fence>,
+        /// How the wait ended.
         outcome: WaitOutcome,
-        /// How long it took.
+        /// How long the wait took.
         waited: Duration,
-        /// How often the store was asked.
+        /// The number of acquire attempts at the store.
         attempts: u32,
     },
     /// A guard was released or dropped.
+    #[non_exhaustive]
     Held {
-        /// The key.
+        /// The hash of the key.
         key_hash: HashId,
+        /// The label of the lock.
+        label: Option<Arc<str>>,
+        /// The fence of the lock.
+        fence: Option<Fence>,
         /// How long the guard lived.
         held: Duration,
     },
-    /// A lock was lost under its guard.
+    /// A guard lost its lock.
+    #[non_exhaustive]
     Lost {
-        /// The key.
+        /// The hash of the key.
         key_hash: HashId,
-        /// Why.
+        /// The label of the lock.
+        label: Option<Arc<str>>,
+        /// The fence of the lock.
+        fence: Option<Fence>,
+        /// Why the lock was lost.
         reason: LostReason,
     },
 }
 
-/// An event, as it waits in a queue.
+/// Any telemetry event, as it is queued for a sink.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// An operation at a backend.
+    /// An operation of a backend.
     Operation(LockEvent),
-    /// Something above single operations.
+    /// An event of a locker, above single operations.
     Engine(EngineEvent),
 }
 
-/// Receives events from a [`TelemetryLayer`](crate::TelemetryLayer) or a [`Locker`](crate::Locker).
+/// Receives events from a [`TelemetryLayer`](crate::telemetry::TelemetryLayer) or a
+/// [`Locker`](crate::Locker).
 ///
-/// It is called on a thread of its own, behind a bounded queue
-/// ([`TelemetryLayer::dropped`](crate::TelemetryLayer::dropped) counts what did not fit), so it may take
-/// its time.
+/// It is called on a thread of its own, behind a bounded queue, so it may block.
+/// [`TelemetryLayer::dropped`](crate::telemetry::TelemetryLayer::dropped) counts the events that
+/// did not fit into the queue.
 pub trait EventSink: fmt::Debug + Send + Sync + 'static {
-    /// An operation at a backend, from a [`TelemetryLayer`](crate::TelemetryLayer).
+    /// Receives an operation of a backend, from a
+    /// [`TelemetryLayer`](crate::telemetry::TelemetryLayer).
     #[expect(unused_variables, reason = "the name is documentation")]
     fn operation(&self, event: &LockEvent) {}
 
-    /// Something above single operations, from a [`Locker`](crate::Locker).
+    /// Receives an event above single operations, from a [`Locker`](crate::Locker).
     #[expect(unused_variables, reason = "the name is documentation")]
     fn engine(&self, event: &EngineEvent) {}
 
-    /// Whether this sink needs no queue, because it returns at once and never blocks. It is then called
-    /// in the middle of an operation, on whatever thread that is. `false` by default.
+    /// Returns whether this sink needs no queue, because it returns at once and never blocks. It is
+    /// then called during an operation, on the thread of that operation. `false` by default.
     fn is_inline(&self) -> bool {
         false
     }

@@ -1,9 +1,8 @@
-//! The task that keeps one connection open on which a server notifies of releases, for every backend
-//! whose server has such connections.
+//! A task that keeps one connection open on which a server sends notifications of releases.
 //!
-//! A backend brings a [`Transport`]: how to connect, subscribe and ping. Everything else is here:
-//! connecting when the first waiter comes and again when the connection was lost, the back-off in
-//! between, and which connection may still report.
+//! A backend provides a [`Transport`]: how to connect, subscribe and ping. This module does the
+//! rest: it connects when the first waiter subscribes, reconnects with back-off when the connection
+//! is lost, and ignores reports of connections that it has replaced.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -14,39 +13,39 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::wake::{WakeHub, WakeUps};
-use super::wake_desk::{Order, WakeDesk};
+use super::listener_handle::{Command, ListenerHandle};
+use super::notifier::{Notifier, Subscription};
 use crate::common::backoff::reconnect_delay;
 use crate::common::error::Result;
 use crate::common::key::Key;
 
-/// How often a connection that says nothing is asked whether it still works.
+/// How often to ping a connection.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A connection that lived for so long worked: the next one need not wait. One that is lost sooner
-/// counts as a failure, however well it began.
+/// How long a connection must last to count as a success, so that the next one is opened without
+/// delay. A connection that is lost sooner counts as a failure.
 const LASTED: Duration = Duration::from_secs(10);
 
-/// A server's way of notifying of releases.
+/// How a server sends notifications of releases.
 pub(crate) trait Transport: Send + Sync + 'static {
-    /// A connection that is listened to. Dropped, it is closed.
+    /// A connection that receives notifications. Dropping it closes it.
     type Connection: Send;
 
-    /// The name under which the server notifies of a key.
+    /// Returns the name under which the server notifies of a key.
     fn topic(&self, key: &Key) -> Result<String>;
 
-    /// How long each of the calls below may take, [`connect`](Self::connect) excepted, which has limits
-    /// of its own.
+    /// Returns how long each of the calls below may take, except [`connect`](Self::connect), which
+    /// has its own limits.
     fn timeout(&self) -> Duration;
 
-    /// Opens a connection. It tells `reports` what it hears and when it ends.
+    /// Opens a connection. It reports notifications and its end to `reports`.
     fn connect(
         &self,
         reports: Reports,
     ) -> impl Future<Output = Result<Self::Connection, Failure>> + Send;
 
-    /// Subscribes to topics that this connection has not; answers when every later
-    /// notification of them is received.
+    /// Subscribes to topics that this connection is not yet subscribed to. When it returns, no
+    /// later notification is missed.
     fn subscribe(
         &self,
         connection: &mut Self::Connection,
@@ -60,20 +59,20 @@ pub(crate) trait Transport: Send + Sync + 'static {
         topic: &Topic,
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 
-    /// Asks whether the connection still works, and should still be used.
+    /// Checks that the connection still works and should still be used.
     fn ping(
         &self,
         connection: &mut Self::Connection,
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
-/// What is subscribed to.
+/// A topic to subscribe to.
 #[derive(Clone, Debug)]
 pub(crate) struct Topic {
     pub(crate) name: String,
     #[cfg_attr(
         not(feature = "postgres"),
-        expect(dead_code, reason = "a channel of Redis says it all by its name")
+        expect(dead_code, reason = "the Redis transport needs only the name")
     )]
     pub(crate) key: Key,
 }
@@ -81,32 +80,32 @@ pub(crate) struct Topic {
 /// Why a call of a [`Transport`] failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// The server refuses this one thing. The connection is as good as before.
+    /// The server refused this one request. The connection still works.
     Refused,
     /// The connection must be replaced.
     Lost,
 }
 
-/// Subscribes to notifications, for the waiters of one backend.
+/// Subscribes the waiters of one backend to notifications.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    desk: WakeDesk,
+    handle: ListenerHandle,
     timeout: Duration,
 }
 
 impl Listener {
-    /// Starts the task that owns the connection. It connects when the first waiter comes and ends with
-    /// this value.
+    /// Starts the task that owns the connection. It connects when the first waiter subscribes and
+    /// ends when this value is dropped.
     pub(crate) fn start<T: Transport>(transport: T) -> Self {
-        let (desk, commands) = WakeDesk::open();
+        let (handle, commands) = ListenerHandle::open();
         let (lost, losses) = mpsc::unbounded_channel();
         let timeout = transport.timeout();
-        let shared = Arc::new(Shared {
-            hub: desk.hub().clone(),
+        let shared = Arc::new(ListenerShared {
+            notifier: handle.notifier().clone(),
             keys: Mutex::default(),
             current: AtomicU64::new(NONE),
         });
-        let task = Task {
+        let task = ListenerTask {
             transport,
             shared,
             lost,
@@ -117,61 +116,67 @@ impl Listener {
             waiting: Vec::new(),
         };
         tokio::spawn(task.serve(commands, losses));
-        Self { desk, timeout }
+        Self { handle, timeout }
     }
 
-    /// Subscribes to the notifications of a key; answers when every later one is received.
-    /// `None` when that is not possible, or not in time.
+    /// Subscribes to the notifications of a key. When it returns, no later notification is missed.
+    /// Returns `None` if that is not possible, or not in time.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, no subscription is left behind.
-    pub(crate) async fn subscribe(&self, key: &Key) -> Option<WakeUps> {
-        tokio::time::timeout(self.timeout, self.desk.subscribe(key)).await.ok().flatten()
+    /// If you drop this future, no subscription is left behind.
+    pub(crate) async fn subscribe(&self, key: &Key) -> Option<Subscription> {
+        tokio::time::timeout(self.timeout, self.handle.subscribe(key)).await.ok().flatten()
+    }
+
+    /// Whether a waiter is subscribed to a key.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn is_awaited(&self, key: &Key) -> bool {
+        self.handle.notifier().is_awaited(key)
     }
 }
 
-/// No connection has this number.
+/// A generation that no connection has.
 const NONE: u64 = 0;
 
 #[derive(Debug)]
-struct Shared {
-    hub: WakeHub,
+struct ListenerShared {
+    notifier: Notifier,
     /// The key of each topic. Only the task changes it.
     keys: Mutex<HashMap<String, Key>>,
-    /// The connection that may report.
+    /// The generation of the connection that may report.
     current: AtomicU64,
 }
 
-impl Shared {
+impl ListenerShared {
     fn keys(&self) -> MutexGuard<'_, HashMap<String, Key>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Where a connection reports to. What a connection says after it was given up is ignored.
+/// Receives the reports of one connection. Reports of a connection that was replaced are ignored.
 #[derive(Clone, Debug)]
 pub(crate) struct Reports {
-    shared: Arc<Shared>,
+    shared: Arc<ListenerShared>,
     lost: mpsc::UnboundedSender<u64>,
     generation: u64,
 }
 
 impl Reports {
-    /// The lock of a topic may be free.
-    pub(crate) fn notify(&self, topic: &str) {
+    /// Reports that the lock of a topic may be free. Its holder began to wait `holder_age` ago.
+    pub(crate) fn notify(&self, topic: &str, holder_age: Option<Duration>) {
         if let Some(key) = self.key(topic) {
-            self.shared.hub.wake(&key);
+            self.shared.notifier.notify(&key, holder_age);
         }
     }
 
-    /// The connection has ended, or no longer receives notifications.
+    /// Reports that the connection has ended, or no longer receives notifications.
     pub(crate) fn lost(&self) {
-        // The task outlives the backend; after that the loss does not matter.
+        // This fails only if the task has ended; then the loss does not matter.
         self.lost.send(self.generation).unwrap_or_default();
     }
 
-    /// Whether a topic is subscribed to.
+    /// Returns whether a topic has a subscription.
     #[cfg(feature = "redis")]
     pub(crate) fn is_awaited(&self, topic: &str) -> bool {
         self.key(topic).is_some()
@@ -186,18 +191,18 @@ impl Reports {
 }
 
 /// The task that owns the connection.
-struct Task<T: Transport> {
+struct ListenerTask<T: Transport> {
     transport: T,
-    shared: Arc<Shared>,
+    shared: Arc<ListenerShared>,
     lost: mpsc::UnboundedSender<u64>,
     connection: Option<Open<T::Connection>>,
-    /// The number of the latest connection.
+    /// The generation of the latest connection.
     generation: u64,
-    /// How many connections in a row could not be had or did not last.
+    /// How many connections in a row could not be opened or did not last.
     failures: u32,
-    /// When to ping, or without a connection when to connect.
+    /// When to ping, or to connect if there is no connection.
     next_at: Instant,
-    /// Who waits for the next connection.
+    /// The subscribers that wait for the next connection.
     waiting: Vec<oneshot::Sender<bool>>,
 }
 
@@ -206,10 +211,10 @@ struct Open<C> {
     since: Instant,
 }
 
-impl<T: Transport> Task<T> {
+impl<T: Transport> ListenerTask<T> {
     async fn serve(
         mut self,
-        mut commands: mpsc::UnboundedReceiver<Order>,
+        mut commands: mpsc::UnboundedReceiver<Command>,
         mut losses: mpsc::UnboundedReceiver<u64>,
     ) {
         loop {
@@ -217,12 +222,12 @@ impl<T: Transport> Task<T> {
             tokio::select! {
                 command = commands.recv() => match command {
                     None => return,
-                    Some(Order::Subscribe { key, confirmed }) => {
+                    Some(Command::Subscribe { key, confirmed }) => {
                         self.subscribe(key, confirmed).await;
                     }
-                    Some(Order::Idle { key }) => self.unsubscribe(&key).await,
+                    Some(Command::Idle { key }) => self.unsubscribe(&key).await,
                 },
-                // A connection that was given up may end at any later time.
+                // A replaced connection may report its end at any later time.
                 Some(generation) = losses.recv() => {
                     if self.connection.is_some() && generation == self.generation {
                         self.lose();
@@ -239,7 +244,7 @@ impl<T: Transport> Task<T> {
     }
 
     async fn subscribe(&mut self, key: Key, confirmed: oneshot::Sender<bool>) {
-        // No lock can have this key; the acquire reports it.
+        // The key is invalid for this backend; the acquire reports the error.
         let Ok(name) = self.transport.topic(&key) else { return };
         let is_known = self.shared.keys().insert(name.clone(), key.clone()).is_some();
         let Some(open) = &mut self.connection else {
@@ -254,7 +259,7 @@ impl<T: Transport> Task<T> {
             within(self.transport.timeout(), subscribing).await
         };
         match subscribed {
-            // A waiter that has gone needs no confirmation.
+            // This fails if the waiter is gone; then it needs no confirmation.
             Ok(()) => confirmed.send(true).unwrap_or_default(),
             Err(Failure::Refused) => {
                 self.shared.keys().remove(&name);
@@ -268,7 +273,7 @@ impl<T: Transport> Task<T> {
     }
 
     async fn unsubscribe(&mut self, key: &Key) {
-        if self.shared.hub.is_awaited(key) {
+        if self.shared.notifier.is_awaited(key) {
             return;
         }
         let Ok(name) = self.transport.topic(key) else { return };
@@ -278,7 +283,7 @@ impl<T: Transport> Task<T> {
         if let Some(open) = &mut self.connection {
             let topic = Topic { name, key: key.clone() };
             let unsubscribing = self.transport.unsubscribe(&mut open.inner, &topic);
-            // A subscription too many costs a message, nothing else.
+            // If this is refused, the extra subscription only costs messages.
             if within(self.transport.timeout(), unsubscribing).await == Err(Failure::Lost) {
                 self.lose();
             }
@@ -295,10 +300,10 @@ impl<T: Transport> Task<T> {
         }
     }
 
-    /// Connects, with all subscriptions that are awaited.
+    /// Connects and subscribes to all awaited topics.
     async fn connect(&mut self) {
         self.generation += 1;
-        // From now on this connection may report, and no other.
+        // From now on only this connection may report.
         self.shared.current.store(self.generation, Ordering::SeqCst);
         let reports = Reports {
             shared: Arc::clone(&self.shared),
@@ -312,7 +317,7 @@ impl<T: Transport> Task<T> {
                 let since = Instant::now();
                 self.connection = Some(Open { inner, since });
                 self.next_at = since + PING_INTERVAL;
-                self.shared.hub.set_working(true);
+                self.shared.notifier.set_working(true);
             }
             Err(_failure) => self.lose(),
         }
@@ -333,19 +338,32 @@ impl<T: Transport> Task<T> {
         Ok(connection)
     }
 
-    /// Gives the connection up. What is notified meanwhile is missed; until there is another one,
-    /// polling serves.
+    /// Drops the connection. Waiters poll until there is another one, because notifications in
+    /// between are missed.
     fn lose(&mut self) {
-        // First of all: the end of this connection must not be taken for that of the next.
+        // First, so that the end of this connection is not taken for the end of the next one.
         self.shared.current.store(NONE, Ordering::SeqCst);
-        self.shared.hub.set_working(false);
+        self.shared.notifier.set_working(false);
         let has_lasted = self.connection.take().is_some_and(|open| open.since.elapsed() >= LASTED);
         self.failures = if has_lasted { 0 } else { self.failures.saturating_add(1) };
         self.next_at = Instant::now() + reconnect_delay(self.failures);
     }
 }
 
-/// A call that takes too long counts as a lost connection: its answer may still arrive.
+/// Formats a holder's age for a Redis notification: whole milliseconds, or an empty text.
+#[cfg(feature = "redis")]
+pub(crate) fn holder_age_text(age: Option<Duration>) -> String {
+    age.map_or_else(String::new, |age| age.as_millis().to_string())
+}
+
+/// Parses the holder's age in a notification. Returns `None` for any other text, because any client
+/// may send a notification.
+pub(crate) fn parse_holder_age(text: &str) -> Option<Duration> {
+    text.parse().ok().map(Duration::from_millis)
+}
+
+/// Limits the time of a call. A timeout counts as a lost connection, because the response may still
+/// arrive later.
 async fn within<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, Failure>>,
@@ -367,7 +385,7 @@ mod tests {
     #[derive(Default)]
     struct Server {
         opened: AtomicUsize,
-        /// Every connection is lost as soon as it is there.
+        /// Every connection is lost as soon as it is open.
         hangs_up: AtomicBool,
         /// The next subscription loses its connection.
         loses_next: AtomicBool,
@@ -435,7 +453,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_that_was_given_up_cannot_end_the_next_one() {
+    async fn a_replaced_connection_cannot_end_the_next_one() {
         let (listener, server) = start();
         let first = listener.subscribe(&key("first")).await.expect("works");
         server.loses_next.store(true, Ordering::SeqCst);
@@ -445,18 +463,18 @@ mod tests {
         server.reports(0).lost();
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(server.opened(), 2, "the new connection was ended");
-        assert!(first.are_working() && second.are_working());
-        // Nor does the old one wake anybody.
+        assert!(first.is_working() && second.is_working());
+        // The old connection does not wake a waiter either.
         second.mark_seen();
-        server.reports(0).notify("second");
-        let woken = tokio::time::timeout(Duration::from_secs(1), second.woken()).await;
-        assert!(woken.is_err(), "an old connection was believed");
-        server.reports(1).notify("second");
-        second.woken().await;
+        server.reports(0).notify("second", None);
+        let woken = tokio::time::timeout(Duration::from_secs(1), second.notified()).await;
+        assert!(woken.is_err(), "an old connection woke a waiter");
+        server.reports(1).notify("second", None);
+        second.notified().await;
     }
 
     #[tokio::test(start_paused = true)]
-    async fn connections_that_do_not_last_are_opened_less_and_less_often() {
+    async fn connections_that_do_not_last_are_reopened_with_back_off() {
         let (listener, server) = start();
         server.hangs_up.store(true, Ordering::SeqCst);
         let _waiting = listener.subscribe(&key("k")).await;
@@ -474,17 +492,17 @@ mod tests {
             server.reports(round - 1).lost();
             tokio::time::sleep(Duration::from_millis(5)).await;
             assert_eq!(server.opened(), round + 1);
-            assert!(waiting.are_working());
+            assert!(waiting.is_working());
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_refused_subscription_leaves_the_connection_to_others() {
+    async fn a_refused_subscription_keeps_the_connection_open_for_others() {
         let (listener, server) = start();
         let first = listener.subscribe(&key("first")).await.expect("works");
         server.refuses_next.store(true, Ordering::SeqCst);
         assert!(listener.subscribe(&key("second")).await.is_none());
-        assert!(first.are_working());
+        assert!(first.is_working());
         assert!(listener.subscribe(&key("second")).await.is_some(), "it may be tried again");
         assert_eq!(server.opened(), 1);
     }

@@ -1,165 +1,181 @@
-//! Ring 2: what every backend fulfils.
+//! Ring 2: the contract that every backend implements.
 
-pub(crate) mod advice;
+pub(crate) mod admin;
 pub(crate) mod callback_queue;
 pub(crate) mod capabilities;
 pub(crate) mod erased;
 pub(crate) mod event;
-pub(crate) mod inspect;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+pub(crate) mod fenced_lock;
+pub(crate) mod finding;
+#[cfg(feature = "_listener")]
 pub(crate) mod listener;
+#[cfg(feature = "_network")]
+pub(crate) mod listener_handle;
+pub(crate) mod notifier;
 pub(crate) mod outcome;
+pub(crate) mod recorder;
 pub(crate) mod request;
 pub(crate) mod stored_lock;
-pub(crate) mod wake;
-#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis"))]
-pub(crate) mod wake_desk;
 
 use std::fmt;
 use std::future::{Future, ready};
+use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::common::error::Result;
 use crate::common::fence::Fencing;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
+use admin::Admin;
 use capabilities::Capabilities;
-use inspect::Inspector;
-use outcome::{Acquire, Extend, Release};
+use notifier::Subscription;
+use outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
 use request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 use stored_lock::StoredLock;
-use wake::WakeUps;
+
+/// A boxed future, for traits that are used as `dyn`.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A store that keeps locks.
 ///
-/// Every method is **one attempt**: no waiting for a lock, no retries (the
-/// [`Locker`](crate::Locker) does that). Outcomes that a correct program must expect are values;
-/// an `Err` is always trouble. Liveness is [`is_live`](crate::is_live) by the backend's time
-/// authority, in every method. The conformance kit (feature `conformance`) has one test for every
-/// bullet below.
+/// Every method makes **one attempt**: it does not wait for a lock and does not retry. The
+/// [`Locker`](crate::Locker) does that. Outcomes that a correct program must expect are values; an
+/// `Err` is always a failure. Every method decides whether a lock is live with
+/// [`is_live`](crate::backend::is_live), by the backend's time authority. The conformance kit
+/// (feature `conformance`) has one test for every item in the lists below.
 ///
-/// Implementers write plain `async fn`. Each method may be dropped at any await point; what a
-/// dropped call must leave behind is said under *Cancel safety*.
+/// You implement the methods as plain `async fn`. Callers may drop each future at any await point;
+/// the *Cancel safety* sections define what a dropped call may leave behind.
 pub trait LockBackend: fmt::Debug + Send + Sync + 'static {
-    /// [`Fenced`](crate::Fenced) or [`Unfenced`](crate::Unfenced).
+    /// [`Fenced`](crate::backend::Fenced) or [`Unfenced`](crate::backend::Unfenced).
     type Fencing: Fencing;
 
-    /// What this backend is and can do.
+    /// Returns the properties of this backend.
     fn capabilities(&self) -> Capabilities;
 
-    /// Takes the lock if nobody holds it.
+    /// Acquires the lock if it is free.
     ///
     /// # Behavior
     ///
-    /// * Free, or dead by the predicate: [`Acquire::Acquired`] with a fence larger than any before
-    ///   for this key, and the expiry *now + ttl* by the time authority. Near the end of the fences
-    ///   a warning is logged ([`Fence::warn_near_the_end`](crate::Fence::warn_near_the_end)).
-    /// * Held by another request: [`Acquire::Contended`]; the store is only read.
-    /// * Held by this very request (a replay): [`Acquire::Acquired`] with the same fence and
-    ///   expiry; nothing is written.
-    /// * This request's own record is dead: [`Acquire::Spent`]; it is not granted again.
-    /// * The fence counter is exhausted: [`ErrorCode::Internal`](crate::ErrorCode::Internal), and
-    ///   the store ends as it was.
+    /// * The lock is free or dead: returns [`AcquireOutcome::Acquired`] with a fence larger than
+    ///   any before for this key, and the expiry *now + ttl* by the time authority. Close to the
+    ///   largest fence it logs a warning
+    ///   ([`Fence::warn_near_the_end`](crate::Fence::warn_near_the_end)).
+    /// * Another request holds the lock: returns [`AcquireOutcome::Contended`]; the store is only
+    ///   read.
+    /// * This request already holds the lock (a replay): returns [`AcquireOutcome::Acquired`] with
+    ///   the same fence and expiry; nothing is written.
+    /// * This request's own record is dead: returns [`AcquireOutcome::AlreadyUsed`]; the lock is
+    ///   not granted again.
+    /// * The fence counter is exhausted: fails with
+    ///   [`ErrorCode::Internal`](crate::ErrorCode::Internal) and leaves the store unchanged.
     ///
     /// # Cancel safety
     ///
-    /// A dropped acquire may still take effect. Release it by the request's id with
-    /// [`ReleaseRequest::undo`], as the `Locker` does.
+    /// A dropped acquire may still take effect. Release it with [`ReleaseRequest::undo`], as the
+    /// `Locker` does.
     fn acquire(
         &self,
         request: &AcquireRequest,
-    ) -> impl Future<Output = Result<Acquire<Self::Fencing>>> + Send;
+    ) -> impl Future<Output = Result<AcquireOutcome<Self::Fencing>>> + Send;
 
-    /// Gives a lock back.
+    /// Releases a lock.
     ///
     /// # Behavior
     ///
-    /// * The id holds a live lock: [`Release::Released`], and nothing of the lock is left but the
-    ///   fence counter.
-    /// * Anything else: [`Release::NotHeld`]; no other holder's lock is touched. At most one
-    ///   release of an id answers [`Release::Released`].
-    /// * A hint never changes the answer, even when it is wrong.
+    /// * The id holds a live lock: returns [`ReleaseOutcome::Released`]; only the fence counter of
+    ///   the lock remains.
+    /// * Otherwise: returns [`ReleaseOutcome::NotHeld`]; no other holder's lock changes. At most
+    ///   one release of an id returns [`ReleaseOutcome::Released`].
+    /// * A hint never changes the outcome, even if it is wrong.
     ///
     /// # Cancel safety
     ///
     /// A dropped release may or may not take effect. Repeating it is harmless.
-    fn release(&self, request: &ReleaseRequest) -> impl Future<Output = Result<Release>> + Send;
+    fn release(
+        &self,
+        request: &ReleaseRequest,
+    ) -> impl Future<Output = Result<ReleaseOutcome>> + Send;
 
     /// Sets the expiry of a held lock to *now + ttl*.
     ///
     /// # Behavior
     ///
-    /// * The id holds a live lock: [`Extend::Extended`] with the new expiry, which replaces the
-    ///   old one and may be earlier. Fence and acquisition time stay.
-    /// * Anything else: [`Extend::NotHeld`]; a dead lock is never revived.
-    /// * A hint never changes the answer, even when it is wrong.
+    /// * The id holds a live lock: returns [`ExtendOutcome::Extended`] with the new expiry, which
+    ///   replaces the old one and may be earlier. Fence and acquisition time do not change.
+    /// * Otherwise: returns [`ExtendOutcome::NotHeld`]; a dead lock is never revived.
+    /// * A hint never changes the outcome, even if it is wrong.
     ///
     /// # Cancel safety
     ///
     /// A dropped extend may or may not take effect. Repeating it is harmless.
-    fn extend(&self, request: &ExtendRequest) -> impl Future<Output = Result<Extend>> + Send;
+    fn extend(&self, request: &ExtendRequest)
+    -> impl Future<Output = Result<ExtendOutcome>> + Send;
 
-    /// Whether somebody holds the lock of `key`. Read-only unless the backend was configured to
-    /// clean up. For display; it guards nothing.
+    /// Returns whether the lock of `key` is held.
+    ///
+    /// It only reads, unless you configured the backend to clean up. Use it for display: the lock
+    /// may change hands at any time.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is changed, dropped or not.
+    /// You can drop this future at any time; it changes no live lock.
     fn is_locked(&self, key: &Key) -> impl Future<Output = Result<bool>> + Send;
 
-    /// The live lock of `key`, if there is one. Read-only. Open it with
+    /// Returns the live lock of `key`, if there is one. Read it with
     /// [`diagnostics`](crate::diagnostics).
     ///
     /// # Cancel safety
     ///
-    /// Nothing is changed, dropped or not.
+    /// You can drop this future at any time; it only reads.
     fn lookup_key(
         &self,
         key: &Key,
     ) -> impl Future<Output = Result<Option<StoredLock<Self::Fencing>>>> + Send;
 
-    /// The live lock that `lock_id` holds, if it holds one. Read-only. Open it with
+    /// Returns the live lock that `lock_id` holds, if there is one. Read it with
     /// [`diagnostics`](crate::diagnostics).
     ///
     /// # Cancel safety
     ///
-    /// Nothing is changed, dropped or not.
+    /// You can drop this future at any time; it only reads.
     fn lookup_id(
         &self,
         lock_id: &LockId,
     ) -> impl Future<Output = Result<Option<StoredLock<Self::Fencing>>>> + Send;
 
-    /// Asks to be told when the lock of `key` may be free; `None` where that is not offered.
+    /// Subscribes to notifications that the lock of `key` may be free. Returns `None` if the
+    /// backend does not support it, or cannot subscribe at the moment.
     ///
-    /// When this answers, the subscription works: a release that happens later is heard. So a
-    /// waiter subscribes first, then tries once more, then waits. A missed wake-up costs a waiter
-    /// time and nothing else; polling stays underneath.
+    /// When this returns, the subscription is active: it receives every later release. So a waiter
+    /// subscribes first, then tries once more, then waits. A missed notification only costs time,
+    /// because waiters also poll.
     ///
     /// # Cancel safety
     ///
     /// A dropped call leaves no subscription behind.
     #[expect(unused_variables, reason = "the name is documentation")]
-    fn wake_ups(&self, key: &Key) -> impl Future<Output = Option<WakeUps>> + Send {
+    fn subscribe(&self, key: &Key) -> impl Future<Output = Option<Subscription>> + Send {
         ready(None)
     }
 
-    /// Waits for what this backend does after it has answered: notifications of releases, cleanups.
-    /// A [`Locker`](crate::Locker) that shuts down calls it, so that a process that ends right after
-    /// loses none of it.
+    /// Waits for the work that this backend does in the background after an operation has returned:
+    /// notifications of releases and cleanups.
     ///
-    /// It takes no longer than an operation may, and reports no failure: nothing that is correct
-    /// depends on it.
+    /// A [`Locker`](crate::Locker) calls it when it shuts down, so that a process that exits right
+    /// after loses none of this work. It takes no longer than an operation may, and reports no
+    /// failure, because correctness does not depend on it.
     ///
     /// # Cancel safety
     ///
-    /// What is under way goes on, dropped or not.
+    /// If you drop this future, the background work continues.
     fn quiesce(&self) -> impl Future<Output = ()> + Send {
         ready(())
     }
 
-    /// The store for people: what is held, what is missing, what is risky. `None` where that is not
-    /// offered. Locking never needs it.
-    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+    /// Returns an interface for administration: list locks, set up the store, find risky settings.
+    /// Returns `None` if the backend has none. Locking never needs it.
+    fn admin(&self) -> Option<Arc<dyn Admin>> {
         None
     }
 }
@@ -175,15 +191,21 @@ impl<B: LockBackend> LockBackend for Arc<B> {
     fn acquire(
         &self,
         request: &AcquireRequest,
-    ) -> impl Future<Output = Result<Acquire<Self::Fencing>>> + Send {
+    ) -> impl Future<Output = Result<AcquireOutcome<Self::Fencing>>> + Send {
         B::acquire(self, request)
     }
 
-    fn release(&self, request: &ReleaseRequest) -> impl Future<Output = Result<Release>> + Send {
+    fn release(
+        &self,
+        request: &ReleaseRequest,
+    ) -> impl Future<Output = Result<ReleaseOutcome>> + Send {
         B::release(self, request)
     }
 
-    fn extend(&self, request: &ExtendRequest) -> impl Future<Output = Result<Extend>> + Send {
+    fn extend(
+        &self,
+        request: &ExtendRequest,
+    ) -> impl Future<Output = Result<ExtendOutcome>> + Send {
         B::extend(self, request)
     }
 
@@ -205,15 +227,15 @@ impl<B: LockBackend> LockBackend for Arc<B> {
         B::lookup_id(self, lock_id)
     }
 
-    fn wake_ups(&self, key: &Key) -> impl Future<Output = Option<WakeUps>> + Send {
-        B::wake_ups(self, key)
+    fn subscribe(&self, key: &Key) -> impl Future<Output = Option<Subscription>> + Send {
+        B::subscribe(self, key)
     }
 
     fn quiesce(&self) -> impl Future<Output = ()> + Send {
         B::quiesce(self)
     }
 
-    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
-        B::inspector(self)
+    fn admin(&self) -> Option<Arc<dyn Admin>> {
+        B::admin(self)
     }
 }

@@ -1,4 +1,4 @@
-//! What a backend answers. Everything a correct program must expect is a variant here.
+//! The outcomes of a backend's operations. Everything a correct program must expect is a variant.
 
 use std::time::Duration;
 
@@ -6,21 +6,21 @@ use super::request::Receipt;
 use crate::common::fence::{Fence, Fenced, Fencing};
 use crate::common::time::Timestamp;
 
-/// The answer to an acquire.
+/// The outcome of an acquire.
 #[derive(Clone, Debug)]
 #[must_use]
-pub enum Acquire<F: Fencing = Fenced> {
-    /// The lock is ours.
+pub enum AcquireOutcome<F: Fencing = Fenced> {
+    /// The request holds the lock.
     Acquired(Lease<F>),
-    /// Somebody else holds it.
+    /// Another request holds the lock.
     Contended {
-        /// How long until the holder's lock is dead unless it is extended, as the time authority
-        /// sees it. A waiter uses it to take over from a crashed holder at once.
-        free_in: Option<Duration>,
+        /// How long until the holder's lock is dead unless it is extended, by the time authority. A
+        /// waiter uses it to take over from a crashed holder at once.
+        expires_in: Option<Duration>,
     },
-    /// This very request was granted before and that lease is over, or the request was undone.
-    /// Nothing was taken; a new attempt needs a new request.
-    Spent,
+    /// This request was granted before and that lease is over, or the request was undone. The lock
+    /// is not acquired; a new attempt needs a new request.
+    AlreadyUsed,
 }
 
 /// A granted lock.
@@ -32,31 +32,31 @@ pub struct Lease<F: Fencing = Fenced> {
 }
 
 impl<F: Fencing> Lease<F> {
-    /// A lease, as a backend grants it.
+    /// Creates a lease. A backend calls it when it grants a lock.
     pub fn new(token: F::Token, expires_at: Timestamp) -> Self {
         Self { token, expires_at, receipt: None }
     }
 
-    /// Adds what the backend wants to be reminded of at release and extend.
+    /// Adds a receipt that the backend gets back with release and extend.
     #[must_use]
     pub fn with_receipt(mut self, receipt: Receipt) -> Self {
         self.receipt = Some(receipt);
         self
     }
 
-    /// The fence, for code that is generic over the backend.
+    /// Returns the fence, for code that is generic over the backend.
     #[must_use]
     pub fn try_fence(&self) -> Option<Fence> {
         F::fence(self.token)
     }
 
-    /// When the lock expires, by the backend's time authority.
+    /// Returns when the lock expires, by the backend's time authority.
     #[must_use]
     pub fn expires_at(&self) -> Timestamp {
         self.expires_at
     }
 
-    /// What the backend wants to be reminded of.
+    /// Returns the backend's receipt.
     #[must_use]
     pub fn receipt(&self) -> Option<&Receipt> {
         self.receipt.as_ref()
@@ -68,12 +68,15 @@ impl<F: Fencing> Lease<F> {
 }
 
 impl Lease<Fenced> {
-    /// The fence of this acquisition.
+    /// Returns the fence of this acquisition.
     ///
-    /// It exists on fencing backends only; elsewhere this does not compile:
+    /// It exists only on backends that fence; on others this does not compile:
     ///
     /// ```compile_fail,E0599
-    /// fn fence(lease: syncguard::Lease<syncguard::Unfenced>) -> syncguard::Fence {
+    /// use syncguard::Fence;
+    /// use syncguard::backend::{Lease, Unfenced};
+    ///
+    /// fn fence(lease: Lease<Unfenced>) -> Fence {
     ///     lease.fence()
     /// }
     /// ```
@@ -83,34 +86,34 @@ impl Lease<Fenced> {
     }
 }
 
-/// Why a lock was not held, where the backend knows it without asking again.
+/// Why a lock was not held, if the backend knows it without another request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Absence {
-    /// It had expired.
+pub enum NotHeldReason {
+    /// The lock had expired.
     Expired,
     /// There is no such lock.
     NotFound,
-    /// The backend cannot tell.
+    /// The backend does not know.
     Unknown,
 }
 
-/// The answer to a release. It may be ignored: either way the lock is not ours any more.
+/// The outcome of a release. You may ignore it: in both cases the lock is no longer yours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Release {
-    /// The lock was ours and is free now.
+pub enum ReleaseOutcome {
+    /// The lock was held and is now free.
     Released,
-    /// The lock was not ours any more.
-    NotHeld(Absence),
+    /// The lock was no longer held under this id.
+    NotHeld(NotHeldReason),
 }
 
-/// The answer to an extend.
+/// The outcome of an extend.
 #[derive(Clone, Debug)]
 #[must_use]
-pub enum Extend {
-    /// The lock is ours until the new expiry.
+pub enum ExtendOutcome {
+    /// The lock is held until the new expiry.
     Extended(Extension),
-    /// The lock was not ours any more.
-    NotHeld(Absence),
+    /// The lock was no longer held under this id.
+    NotHeld(NotHeldReason),
 }
 
 /// An extended lock.
@@ -121,26 +124,26 @@ pub struct Extension {
 }
 
 impl Extension {
-    /// An extension, as a backend grants it.
+    /// Creates an extension. A backend calls it when it extends a lock.
     #[must_use]
     pub fn new(expires_at: Timestamp) -> Self {
         Self { expires_at, receipt: None }
     }
 
-    /// Replaces what the backend wants to be reminded of.
+    /// Adds a receipt that replaces the backend's previous one.
     #[must_use]
     pub fn with_receipt(mut self, receipt: Receipt) -> Self {
         self.receipt = Some(receipt);
         self
     }
 
-    /// When the lock expires now, by the backend's time authority.
+    /// Returns the new expiry of the lock, by the backend's time authority.
     #[must_use]
     pub fn expires_at(&self) -> Timestamp {
         self.expires_at
     }
 
-    /// What the backend wants to be reminded of from now on.
+    /// Returns the backend's new receipt.
     #[must_use]
     pub fn receipt(&self) -> Option<&Receipt> {
         self.receipt.as_ref()

@@ -1,4 +1,4 @@
-//! What is asked of a backend.
+//! The requests to a backend.
 
 use std::any::Any;
 use std::fmt;
@@ -10,21 +10,22 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::ttl::Ttl;
 
-/// A request to take a lock.
+/// A request to acquire a lock.
 ///
-/// It draws its [`LockId`] when it is made. Sending the same value again is a *replay*: while the
-/// lock is held under that id, it is granted what the first sending was granted, and nothing more.
-/// So an unknown outcome can be resolved by sending the request again, or undone with
-/// [`ReleaseRequest::undo`]. Once a request's lock was released, do not send it again.
+/// A new request generates its own [`LockId`]. Sending the same request again is a *replay*: while
+/// the lock is held under that id, the replay returns the same fence and expiry as the first send.
+/// So if the outcome is unknown, send the request again, or undo it with [`ReleaseRequest::undo`].
+/// Do not send a request again after its lock was released.
 ///
 /// ```
-/// use syncguard::{Acquire, AcquireRequest, Key, LockBackend, MemoryBackend, Ttl};
+/// use syncguard::{Key, LockBackend, MemoryBackend, Ttl};
+/// use syncguard::backend::{AcquireOutcome, AcquireRequest};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
 /// let backend = MemoryBackend::new();
 /// let request = AcquireRequest::new(Key::new("job")?, Ttl::DEFAULT)?;
-/// let Acquire::Acquired(first) = backend.acquire(&request).await? else { panic!() };
-/// let Acquire::Acquired(replay) = backend.acquire(&request).await? else { panic!() };
+/// let AcquireOutcome::Acquired(first) = backend.acquire(&request).await? else { panic!() };
+/// let AcquireOutcome::Acquired(replay) = backend.acquire(&request).await? else { panic!() };
 /// assert_eq!(first.fence(), replay.fence());
 /// # Ok(()) }
 /// ```
@@ -36,12 +37,12 @@ pub struct AcquireRequest {
 }
 
 impl AcquireRequest {
-    /// A new request, with a lock id of its own.
+    /// Creates a request with a new lock id.
     pub fn new(key: Key, ttl: Ttl) -> Result<Self> {
         Ok(Self { key, lock_id: LockId::random()?, ttl })
     }
 
-    /// A request that was made in another process, for tests that carry it from there.
+    /// Recreates a request of another process, for tests.
     #[cfg(feature = "conformance")]
     #[doc(hidden)]
     #[must_use]
@@ -49,37 +50,37 @@ impl AcquireRequest {
         Self { key, lock_id, ttl }
     }
 
-    /// What to lock.
+    /// Returns the key to lock.
     #[must_use]
     pub fn key(&self) -> &Key {
         &self.key
     }
 
-    /// The id under which it will be held.
+    /// Returns the id that will hold the lock.
     #[must_use]
     pub fn lock_id(&self) -> LockId {
         self.lock_id
     }
 
-    /// For how long.
+    /// Returns the TTL of the lock.
     #[must_use]
     pub fn ttl(&self) -> Ttl {
         self.ttl
     }
 }
 
-/// Something a backend wants to be reminded of when it is asked about a lock again, such as a
-/// document's version. Opaque to everybody else.
+/// Data that a backend attaches to a lease and gets back with later requests about that lock, such
+/// as the version of a document. It is opaque to all other code.
 #[derive(Clone)]
 pub struct Receipt(Arc<dyn Any + Send + Sync>);
 
 impl Receipt {
-    /// Wraps what the backend wants to remember.
+    /// Wraps the backend's data.
     pub fn new<T: Any + Send + Sync>(note: T) -> Self {
         Self(Arc::new(note))
     }
 
-    /// Reads it back, if it is of this type.
+    /// Returns the data if it is of type `T`.
     #[must_use]
     pub fn get<T: Any + Send + Sync>(&self) -> Option<&T> {
         self.0.downcast_ref()
@@ -92,21 +93,21 @@ impl fmt::Debug for Receipt {
     }
 }
 
-/// Where a lock probably is, so that a backend can go straight to it.
+/// Where a lock probably is, so that a backend can access it directly.
 ///
-/// A hint never changes an answer: a backend that does not find the lock there looks it up by id,
+/// A hint never changes an outcome: a backend that does not find the lock there looks it up by id,
 /// in the same transaction or script.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Hint {
-    /// The key that the lock id was granted for.
+    /// The key of the lock that was granted to the lock id.
     pub key: Option<Key>,
-    /// What the backend wanted to be reminded of.
+    /// The receipt of the backend.
     pub receipt: Option<Receipt>,
 }
 
 impl Hint {
-    /// A hint that names the key.
+    /// Creates a hint with the key.
     #[must_use]
     pub fn key(key: Key) -> Self {
         Self { key: Some(key), receipt: None }
@@ -120,57 +121,76 @@ impl Hint {
     }
 }
 
-/// A request to give a lock back.
+/// A request to release a lock.
 #[derive(Clone, Debug)]
 pub struct ReleaseRequest {
     lock_id: LockId,
     hint: Hint,
     undo: bool,
+    holder_age: Option<Duration>,
 }
 
 impl ReleaseRequest {
-    /// Releases the lock that `lock_id` holds.
+    /// Creates a request to release the lock that `lock_id` holds.
     #[must_use]
     pub fn new(lock_id: LockId) -> Self {
-        Self { lock_id, hint: Hint::default(), undo: false }
+        Self { lock_id, hint: Hint::default(), undo: false, holder_age: None }
     }
 
-    /// Releases what an acquire of unknown outcome may have taken, now or later.
+    /// Creates a request to release what an acquire of unknown outcome has acquired or may still
+    /// acquire.
     ///
-    /// A backend may leave a mark by which a copy of the acquire that arrives after this is
-    /// refused as [`Acquire::Spent`](crate::Acquire::Spent).
+    /// A backend may leave a mark, so that a copy of the acquire that arrives later returns
+    /// [`AcquireOutcome::AlreadyUsed`](crate::backend::AcquireOutcome::AlreadyUsed).
     #[must_use]
     pub fn undo(request: &AcquireRequest) -> Self {
-        Self { lock_id: request.lock_id, hint: Hint::key(request.key.clone()), undo: true }
+        let hint = Hint::key(request.key.clone());
+        Self { lock_id: request.lock_id, hint, undo: true, holder_age: None }
     }
 
-    /// Adds a hint.
+    /// Sets how long ago the holder began to wait for the lock.
+    ///
+    /// A backend passes it on to the waiters that it notifies, so that those that began first try
+    /// first; see [`Subscription::notified`](crate::backend::Subscription::notified).
+    #[must_use]
+    pub fn with_holder_age(mut self, age: Duration) -> Self {
+        self.holder_age = Some(age);
+        self
+    }
+
+    /// Returns how long ago the holder began to wait for the lock, if that is known.
+    #[must_use]
+    pub fn holder_age(&self) -> Option<Duration> {
+        self.holder_age
+    }
+
+    /// Sets the hint.
     #[must_use]
     pub fn with_hint(mut self, hint: Hint) -> Self {
         self.hint = hint;
         self
     }
 
-    /// The id that holds the lock.
+    /// Returns the id that holds the lock.
     #[must_use]
     pub fn lock_id(&self) -> LockId {
         self.lock_id
     }
 
-    /// Where the lock probably is.
+    /// Returns where the lock probably is.
     #[must_use]
     pub fn hint(&self) -> &Hint {
         &self.hint
     }
 
-    /// Whether this undoes an acquire of unknown outcome.
+    /// Returns whether this undoes an acquire of unknown outcome.
     #[must_use]
     pub fn is_undo(&self) -> bool {
         self.undo
     }
 }
 
-/// A request to let a held lock live longer, or shorter.
+/// A request to set the expiry of a held lock, to a later or an earlier time.
 #[derive(Clone, Debug)]
 pub struct ExtendRequest {
     lock_id: LockId,
@@ -180,38 +200,38 @@ pub struct ExtendRequest {
 }
 
 impl ExtendRequest {
-    /// Sets the expiry of the lock that `lock_id` holds to *now + ttl*.
+    /// Creates a request to set the expiry of the lock that `lock_id` holds to *now + ttl*.
     #[must_use]
     pub fn new(lock_id: LockId, ttl: Ttl) -> Self {
         Self { lock_id, ttl, hint: Hint::default(), answer_within: None }
     }
 
-    /// Adds a hint.
+    /// Sets the hint.
     #[must_use]
     pub fn with_hint(mut self, hint: Hint) -> Self {
         self.hint = hint;
         self
     }
 
-    /// Limits how long an answer is worth waiting for.
+    /// Limits how long to wait for the response.
     ///
-    /// A backend with a longer response timeout ends the attempt by then with
-    /// [`ErrorCode::NetworkTimeout`](crate::ErrorCode::NetworkTimeout) and does not trust the connection
-    /// any longer, so that the next attempt uses another one.
+    /// A backend with a longer response timeout ends the attempt at this limit with
+    /// [`ErrorCode::NetworkTimeout`](crate::ErrorCode::NetworkTimeout) and no longer trusts the
+    /// connection, so that the next attempt uses another one.
     #[must_use]
     pub fn answer_within(mut self, limit: Duration) -> Self {
         self.answer_within = Some(limit);
         self
     }
 
-    /// How long an answer is worth waiting for, if the caller says so.
+    /// Returns how long to wait for the response, if there is a limit.
     #[must_use]
     pub fn answer_limit(&self) -> Option<Duration> {
         self.answer_within
     }
 
-    /// Runs an attempt within that limit; `None` when it has passed.
-    #[cfg(any(feature = "firestore", feature = "postgres", feature = "redis"))]
+    /// Runs an attempt within that limit. Returns `None` if it takes longer.
+    #[cfg(feature = "_network")]
     pub(crate) async fn bounded<T>(&self, attempt: impl Future<Output = T>) -> Option<T> {
         match self.answer_within {
             Some(limit) => tokio::time::timeout(limit, attempt).await.ok(),
@@ -219,19 +239,19 @@ impl ExtendRequest {
         }
     }
 
-    /// The id that holds the lock.
+    /// Returns the id that holds the lock.
     #[must_use]
     pub fn lock_id(&self) -> LockId {
         self.lock_id
     }
 
-    /// For how long from now.
+    /// Returns the new TTL, from now.
     #[must_use]
     pub fn ttl(&self) -> Ttl {
         self.ttl
     }
 
-    /// Where the lock probably is.
+    /// Returns where the lock probably is.
     #[must_use]
     pub fn hint(&self) -> &Hint {
         &self.hint

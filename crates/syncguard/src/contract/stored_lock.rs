@@ -1,14 +1,17 @@
-//! A lock as the store holds it, closed to everybody but the diagnostic helpers.
+//! A lock as the store holds it. Only the diagnostic functions can read it.
 
 use std::fmt;
 
-use crate::common::fence::{Fenced, Fencing};
+use crate::common::fence::{Fence, Fenced, Fencing};
+use crate::common::hash_id::HashId;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::Timestamp;
 
-/// A live lock found in the store. Opaque: it holds a key and a lock id, and only
-/// [`diagnostics`](crate::diagnostics) can open it, sanitized unless asked otherwise.
+/// A live lock found in the store.
+///
+/// It is opaque because it contains a key and a lock id. Read it with
+/// [`diagnostics`](crate::diagnostics), which sanitizes both unless you ask for the raw values.
 #[derive(Clone)]
 pub struct StoredLock<F: Fencing = Fenced> {
     pub(crate) key: Key,
@@ -19,20 +22,82 @@ pub struct StoredLock<F: Fencing = Fenced> {
 }
 
 impl<F: Fencing> StoredLock<F> {
-    /// A lock, as a backend read it.
-    pub fn new(
-        key: Key,
-        lock_id: LockId,
-        token: F::Token,
-        acquired_at: Timestamp,
-        expires_at: Timestamp,
-    ) -> Self {
-        Self { key, lock_id, token, acquired_at, expires_at }
+    /// Creates a lock of `key` that `lock_id` holds with this fence (`()` on a backend without
+    /// fences). Set the times that the record has with the methods below.
+    pub fn new(key: Key, lock_id: LockId, token: F::Token) -> Self {
+        let never = Timestamp::from_millis(0);
+        Self { key, lock_id, token, acquired_at: never, expires_at: never }
+    }
+
+    /// Sets when the lock was acquired, by the time authority.
+    #[must_use]
+    pub fn acquired_at(mut self, at: Timestamp) -> Self {
+        self.acquired_at = at;
+        self
+    }
+
+    /// Sets when the lock expires, by the time authority.
+    #[must_use]
+    pub fn expires_at(mut self, at: Timestamp) -> Self {
+        self.expires_at = at;
+        self
     }
 }
 
 impl<F: Fencing> fmt::Debug for StoredLock<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StoredLock").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+/// A live lock, sanitized.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
+#[non_exhaustive]
+pub struct LockInfo {
+    /// The hash of the key.
+    pub key_hash: HashId,
+    /// The hash of the lock id.
+    pub lock_id_hash: HashId,
+    /// When the lock was acquired, by the backend's time authority.
+    #[cfg_attr(feature = "serde", serde(rename = "acquiredAtMs"))]
+    pub acquired_at: Timestamp,
+    /// When the lock expires, by the backend's time authority.
+    #[cfg_attr(feature = "serde", serde(rename = "expiresAtMs"))]
+    pub expires_at: Timestamp,
+    /// The fence of the lock, on a backend that fences.
+    pub fence: Option<Fence>,
+}
+
+/// A live lock with its raw key and lock id. It is sensitive: use it for debugging only.
+///
+/// `Debug` shows neither of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockInfoRaw {
+    /// The sanitized part.
+    pub info: LockInfo,
+    /// The key.
+    pub key: Key,
+    /// The lock id. Anyone who has it can release the lock.
+    pub lock_id: LockId,
+}
+
+impl<F: Fencing> From<StoredLock<F>> for LockInfo {
+    fn from(stored: StoredLock<F>) -> Self {
+        Self {
+            key_hash: stored.key.hash_id(),
+            lock_id_hash: stored.lock_id.hash_id(),
+            acquired_at: stored.acquired_at,
+            expires_at: stored.expires_at,
+            fence: F::fence(stored.token),
+        }
+    }
+}
+
+impl<F: Fencing> From<StoredLock<F>> for LockInfoRaw {
+    fn from(stored: StoredLock<F>) -> Self {
+        let (key, lock_id) = (stored.key.clone(), stored.lock_id);
+        Self { info: stored.into(), key, lock_id }
     }
 }

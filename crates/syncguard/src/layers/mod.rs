@@ -1,14 +1,16 @@
-//! Ring 3: decorators. A layer turns a backend into another backend.
+//! Ring 3: layers. A layer wraps a backend in another backend.
 
 pub(crate) mod telemetry;
 
 use crate::contract::LockBackend;
 
-/// Wraps a backend in another one that does a little more. Fencing is preserved.
+/// Wraps a backend in another one that adds behavior. It preserves fencing.
 ///
 /// ```
 /// use std::sync::Arc;
-/// use syncguard::{Layer, Locker, MemoryBackend, TelemetryLayer, TracingSink};
+/// use syncguard::{Locker, MemoryBackend};
+/// use syncguard::backend::Layer;
+/// use syncguard::telemetry::{TelemetryLayer, TracingSink};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
 /// let backend = TelemetryLayer::new(Arc::new(TracingSink)).layer(MemoryBackend::new());
@@ -17,13 +19,13 @@ use crate::contract::LockBackend;
 /// # }
 /// ```
 ///
-/// The layer that is applied first is the innermost:
+/// The layer that you apply first is the innermost:
 ///
 /// ```text
 /// outer.layer(inner.layer(backend))      call → outer → inner → backend
 /// ```
 pub trait Layer<B: LockBackend> {
-    /// The wrapped backend.
+    /// The backend that the layer returns.
     type Backend: LockBackend<Fencing = B::Fencing>;
 
     /// Wraps a backend.

@@ -1,4 +1,4 @@
-//! One acquire request, from the first copy sent until nothing of it can be left behind: a state
+//! One acquire request, from the first copy sent until no copy can leave a lock behind: a state
 //! machine without I/O.
 
 use std::time::Duration;
@@ -7,7 +7,7 @@ use super::clock::LocalInstant;
 use crate::common::error::Result;
 use crate::common::fence::Fencing;
 use crate::common::time::TIME_TOLERANCE_MS;
-use crate::contract::outcome::{Acquire, Release};
+use crate::contract::outcome::{AcquireOutcome, ReleaseOutcome};
 use crate::contract::request::AcquireRequest;
 
 /// How long after its expiry a lock still counts as held.
@@ -15,10 +15,10 @@ pub(super) const TOLERANCE: Duration = Duration::from_millis(TIME_TOLERANCE_MS);
 
 /// A request and what is known about the copies of it that were sent.
 ///
-/// A copy is *open* from when it is sent until it is answered. An error that leaves the outcome
-/// unknown is no answer: that copy stays open, because the store may still apply it. An open copy
-/// can be granted as long as nobody holds the key, so the request must be sent again, or undone,
-/// before it may be forgotten.
+/// A copy is *open* from when it is sent until it is answered. After an error that leaves the
+/// outcome unknown, the copy stays open, because the store may still apply it. An open copy can be
+/// granted whenever the key is free, so the request must be sent again, or undone, before it can be
+/// forgotten.
 #[derive(Clone, Debug)]
 pub(super) struct Acquisition {
     request: AcquireRequest,
@@ -35,38 +35,38 @@ pub(super) enum Verdict {
     Granted,
     /// The request is not granted; another one may be.
     NotGranted,
-    /// The backend says that a request that was sent only once was used before.
+    /// The backend reports a request that was sent only once as already used.
     Impossible,
     /// There is no answer, or it is an error.
     Failed,
 }
 
 impl Acquisition {
-    /// A request whose first copy is sent now.
+    /// Creates the state of a request whose first copy is sent now.
     pub(super) fn new(request: AcquireRequest, now: LocalInstant) -> Self {
         Self { request, first_sent: now, last_sent: now, open: 1, is_granted: false }
     }
 
-    /// Notes that another copy is sent.
+    /// Records that another copy is sent.
     pub(super) fn sent_again(&mut self, now: LocalInstant) {
         self.last_sent = now;
         self.open += 1;
     }
 
-    /// Takes in the answer to a copy.
-    pub(super) fn answered<F: Fencing>(&mut self, answer: &Result<Acquire<F>>) -> Verdict {
+    /// Records the answer to a copy.
+    pub(super) fn answered<F: Fencing>(&mut self, answer: &Result<AcquireOutcome<F>>) -> Verdict {
         match answer {
-            Ok(Acquire::Acquired(_)) => {
+            Ok(AcquireOutcome::Acquired(_)) => {
                 self.close_one();
                 self.is_granted = true;
                 Verdict::Granted
             }
             // An answer to this copy says nothing about the others.
-            Ok(Acquire::Contended { .. }) => {
+            Ok(AcquireOutcome::Contended { .. }) => {
                 self.close_one();
                 Verdict::NotGranted
             }
-            Ok(Acquire::Spent) => {
+            Ok(AcquireOutcome::AlreadyUsed) => {
                 self.close_one();
                 if self.open == 0 {
                     return Verdict::Impossible;
@@ -84,19 +84,19 @@ impl Acquisition {
         }
     }
 
-    /// Takes in the answer to an undo.
-    pub(super) fn undone(&mut self, answer: Release, undo_is_final: bool) {
+    /// Records the answer to an undo.
+    pub(super) fn undone(&mut self, answer: ReleaseOutcome, undo_is_final: bool) {
         if undo_is_final || self.open == 0 {
             self.open = 0;
             self.is_granted = false;
-        } else if answer == Release::Released && !self.is_granted {
+        } else if answer == ReleaseOutcome::Released && !self.is_granted {
             // The lock that was released was granted to one of the open copies.
             self.close_one();
         }
         // Otherwise an open copy may still arrive, and find the key free.
     }
 
-    /// Notes that the guard has released what was granted.
+    /// Records that the guard has released the granted lock.
     pub(super) fn released(&mut self) {
         self.is_granted = false;
     }
@@ -109,27 +109,29 @@ impl Acquisition {
         &self.request
     }
 
-    /// A grant counts from here: it may have been given to the first copy.
+    /// Returns when the first copy was sent. A grant counts from here, because it may have been
+    /// given to the first copy.
     pub(super) fn first_sent(&self) -> LocalInstant {
         self.first_sent
     }
 
-    /// Whether a copy is open.
+    /// Returns whether a copy is open.
     pub(super) fn is_open(&self) -> bool {
         self.open > 0
     }
 
-    /// Whether the request must be undone before it may be forgotten, if its lock is not wanted.
+    /// Returns whether the request must be undone before it can be forgotten, if its lock is not
+    /// wanted.
     pub(super) fn needs_undo(&self) -> bool {
         self.is_open() || self.is_granted
     }
 
-    /// From then on every grant of this request is dead by itself.
+    /// Returns when every grant of this request is dead by itself.
     pub(super) fn dead_at(&self) -> LocalInstant {
         self.last_sent + self.request.ttl().as_duration() + TOLERANCE
     }
 
-    /// Whether a copy sent now is worth it: a grant counts from the *first* copy.
+    /// Returns whether another copy is worth sending now: a grant counts from the *first* copy.
     pub(super) fn is_worth_repeating(&self, now: LocalInstant) -> bool {
         now.since(self.first_sent) < self.request.ttl().as_duration() / 2
     }
@@ -145,7 +147,7 @@ mod tests {
     use crate::common::key::Key;
     use crate::common::time::Timestamp;
     use crate::common::ttl::Ttl;
-    use crate::contract::outcome::{Absence, Lease};
+    use crate::contract::outcome::{Lease, NotHeldReason};
 
     fn at(ms: u64) -> LocalInstant {
         LocalInstant::from_start(Duration::from_millis(ms))
@@ -156,11 +158,11 @@ mod tests {
         Acquisition::new(request.expect("random"), at(0))
     }
 
-    const CONTENDED: Result<Acquire> = Ok(Acquire::Contended { free_in: None });
+    const CONTENDED: Result<AcquireOutcome> = Ok(AcquireOutcome::Contended { expires_in: None });
 
-    fn acquired() -> Acquire {
+    fn acquired() -> AcquireOutcome {
         let fence = Fence::new(1).expect("valid");
-        Acquire::Acquired(Lease::new(fence, Timestamp::from_millis(1)))
+        AcquireOutcome::Acquired(Lease::new(fence, Timestamp::from_millis(1)))
     }
 
     fn unknown() -> Error {
@@ -173,16 +175,19 @@ mod tests {
         assert_eq!(acquisition.answered::<Fenced>(&Err(unknown())), Verdict::Failed);
         acquisition.sent_again(at(10));
         assert_eq!(acquisition.answered(&Ok(acquired())), Verdict::Granted);
-        acquisition.undone(Release::Released, false);
+        acquisition.undone(ReleaseOutcome::Released, false);
         assert!(acquisition.needs_undo(), "the first copy may still arrive");
         assert_eq!(acquisition.dead_at(), at(10) + Ttl::DEFAULT.as_duration() + TOLERANCE);
-        acquisition.undone(Release::NotHeld(Absence::NotFound), true);
+        acquisition.undone(ReleaseOutcome::NotHeld(NotHeldReason::NotFound), true);
         assert!(!acquisition.needs_undo());
     }
 
     #[test]
-    fn a_new_request_cannot_be_spent() {
-        assert_eq!(acquisition().answered::<Fenced>(&Ok(Acquire::Spent)), Verdict::Impossible);
+    fn a_new_request_cannot_be_used_already() {
+        assert_eq!(
+            acquisition().answered::<Fenced>(&Ok(AcquireOutcome::AlreadyUsed)),
+            Verdict::Impossible
+        );
     }
 
     /// What the store and the network can do to one request, with two copies and lost answers.
@@ -192,7 +197,7 @@ mod tests {
         travelling: u8,
         /// The request holds the key.
         holds: bool,
-        /// The caller waits for the answer of this copy: `None` until the store has seen it.
+        /// How many more copies may be sent.
         copies_left: u8,
         open: u32,
         is_granted: bool,
@@ -200,7 +205,7 @@ mod tests {
     }
 
     /// Walks every order of sending, delivery, lost answers, undo and abandonment: whenever the
-    /// machine says that nothing needs to be undone, nothing can be left behind.
+    /// machine reports that nothing needs to be undone, nothing can be left behind.
     #[test]
     fn in_every_order_nothing_is_left_behind() {
         let start = World {
@@ -226,7 +231,7 @@ mod tests {
                 }
             }
         }
-        assert!(seen.len() > 20, "the walk went somewhere: {}", seen.len());
+        assert!(seen.len() > 20, "the walk reached too few states: {}", seen.len());
     }
 
     fn successors(world: &World, machine: &Acquisition) -> Vec<World> {
@@ -269,8 +274,11 @@ mod tests {
             }
         }
         if world.is_abandoned && machine.needs_undo() {
-            let answer =
-                if world.holds { Release::Released } else { Release::NotHeld(Absence::NotFound) };
+            let answer = if world.holds {
+                ReleaseOutcome::Released
+            } else {
+                ReleaseOutcome::NotHeld(NotHeldReason::NotFound)
+            };
             let mut undone = machine.clone();
             undone.undone(answer, false);
             for machine in [&undone, machine] {

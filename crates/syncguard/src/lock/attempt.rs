@@ -1,4 +1,4 @@
-//! Asking the store for a lock, until every request that was sent has an answer or is undone.
+//! The attempts of one wait. Every request that is sent is answered or undone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,90 +10,99 @@ use super::clock::LocalInstant;
 use super::context::Context;
 use super::detach::DetachOnDrop;
 use super::guard::LockGuard;
-use super::lanes::Visit;
 use super::shared_lease::Grant;
+use super::wait_queue::Ticket;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::key::Key;
 use crate::contract::LockBackend;
-use crate::contract::outcome::{Acquire, Lease};
+use crate::contract::outcome::{AcquireOutcome, Lease};
 use crate::contract::request::AcquireRequest;
 
-/// What an attempt found.
-pub(super) enum Found<B: LockBackend> {
-    Ours(LockGuard<B>),
-    Taken { free_in: Option<Duration> },
+/// The result of an attempt.
+pub(super) enum Attempted<B: LockBackend> {
+    Acquired(LockGuard<B>),
+    Contended { expires_in: Option<Duration> },
+}
+
+/// One call of `lock` or `try_lock`, as its attempts need to know it.
+pub(super) struct LockCall<'a, B> {
+    pub(super) context: &'a Arc<Context<B>>,
+    pub(super) key: &'a Key,
+    pub(super) started: LocalInstant,
+    /// How often the store was asked.
+    pub(super) attempts: AtomicU32,
 }
 
 /// The attempts of one wait.
 ///
-/// An acquisition with an open copy may have taken the lock. Its request is sent again as it was,
-/// so that it can be granted only once, or it is undone; at the latest when this is dropped.
+/// An acquisition with an open copy may have taken the lock. Its request is either sent again
+/// unchanged, so that it can be granted only once, or undone, at the latest when this is dropped.
 pub(super) struct Attempts<'a, B: LockBackend> {
-    context: &'a Arc<Context<B>>,
-    key: &'a Key,
-    count: &'a AtomicU32,
-    /// The lane that a grant is to be noted in; without one, it is looked up.
-    visit: Option<&'a Visit<'a>>,
-    /// The time, if it was read a moment ago: the first attempt counts from there.
-    now: Option<LocalInstant>,
-    unsettled: Option<Acquisition>,
+    call: &'a LockCall<'a, B>,
+    /// The queue that a grant is noted in; without one, it is looked up.
+    ticket: Option<&'a Ticket<'a>>,
+    /// Whether the call began a moment ago: then the first attempt counts from there.
+    is_new: bool,
+    /// Boxed, because it is rare and a parked waiter is small.
+    unsettled: Option<Box<Acquisition>>,
 }
 
 impl<'a, B: LockBackend> Attempts<'a, B> {
     pub(super) fn new(
-        context: &'a Arc<Context<B>>,
-        key: &'a Key,
-        count: &'a AtomicU32,
-        visit: Option<&'a Visit<'a>>,
-        now: Option<LocalInstant>,
+        call: &'a LockCall<'a, B>,
+        ticket: Option<&'a Ticket<'a>>,
+        is_new: bool,
     ) -> Self {
-        Self { context, key, count, visit, now, unsettled: None }
+        Self { call, ticket, is_new, unsettled: None }
     }
 
     /// Asks the store once.
-    pub(super) async fn ask(&mut self) -> Result<Found<B>> {
+    pub(super) async fn ask(&mut self) -> Result<Attempted<B>> {
         let mut acquisition = self.begin()?;
-        self.count.fetch_add(1, Ordering::Relaxed);
-        let (context, request) = (Arc::clone(self.context), acquisition.request().clone());
-        // The context comes back with the answer, to be the guard's.
+        self.call.attempts.fetch_add(1, Ordering::Relaxed);
+        let (context, request) = (Arc::clone(self.call.context), acquisition.request().clone());
+        // The context is returned with the answer, for the guard.
         let call = async move {
-            let answer = context.engine.backend.acquire(&request).await;
+            let engine = &context.engine;
+            let answer = engine.recorder.acquire(&engine.backend, &request).await;
             (answer, context)
         };
-        let detach = |rest| undo_later(self.context, acquisition.clone(), rest);
+        let detach = |rest| undo_later(self.call.context, acquisition.clone(), rest);
         let (answer, context) = DetachOnDrop::new(call, detach).await;
         let verdict = acquisition.answered(&answer);
         let found = match (verdict, answer) {
-            (Verdict::Granted, Ok(Acquire::Acquired(lease))) => {
-                return Ok(Found::Ours(self.guard(context, acquisition, &lease)));
+            (Verdict::Granted, Ok(AcquireOutcome::Acquired(lease))) => {
+                return Ok(Attempted::Acquired(self.guard(context, acquisition, &lease)));
             }
-            (Verdict::NotGranted, Ok(Acquire::Contended { free_in })) => {
-                Ok(Found::Taken { free_in })
+            (Verdict::NotGranted, Ok(AcquireOutcome::Contended { expires_in })) => {
+                Ok(Attempted::Contended { expires_in })
             }
             (Verdict::Impossible, _) => Err(Error::new(
                 ErrorCode::Internal,
-                "the backend says that a new request was used before",
+                "the backend reported a new request as already used; this is a bug in the backend",
             )
-            .with_key(self.key)),
-            (_, Err(error)) => Err(error.with_key(self.key)),
-            // The copy that was granted is over; the next attempt makes a new request.
-            (_, Ok(_)) => Ok(Found::Taken { free_in: Some(Duration::ZERO) }),
+            .with_key(self.call.key)),
+            (_, Err(error)) => Err(error.with_key(self.call.key)),
+            // The lease of the granted copy is over; the next attempt makes a new request.
+            (_, Ok(_)) => Ok(Attempted::Contended { expires_in: Some(Duration::ZERO) }),
         };
-        self.unsettled = Some(acquisition).filter(Acquisition::needs_undo);
+        self.unsettled = acquisition.needs_undo().then(|| Box::new(acquisition));
         found
     }
 
-    /// The request to send: the one with an open copy while that is worth it, or a new one.
+    /// Returns the request to send: the one with an open copy while repeating it is worthwhile, or
+    /// a new one.
     fn begin(&mut self) -> Result<Acquisition> {
-        let now = self.now.take().unwrap_or_else(|| self.context.engine.ticker.now());
+        let is_new = std::mem::take(&mut self.is_new);
+        let now = if is_new { self.call.started } else { self.call.context.engine.ticker.now() };
         if let Some(unsettled) = &mut self.unsettled
             && unsettled.is_worth_repeating(now)
         {
             unsettled.sent_again(now);
-            return Ok(self.unsettled.take().expect("BUG: it was there a line before"));
+            return Ok(*self.unsettled.take().expect("BUG: checked above"));
         }
         self.undo_unsettled();
-        let request = AcquireRequest::new(self.key.clone(), self.context.options.ttl)?;
+        let request = AcquireRequest::new(self.call.key.clone(), self.call.context.options.ttl)?;
         Ok(Acquisition::new(request, now))
     }
 
@@ -108,16 +117,17 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
             token: lease.token(),
             expires_at: lease.expires_at(),
             receipt: lease.receipt().cloned(),
+            wanted_since: self.call.started,
             sent: acquisition.first_sent(),
             ttl: acquisition.request().ttl(),
             unsettled: acquisition.is_open().then(|| Box::new(acquisition)),
         };
-        LockGuard::new(context, self.key.clone(), grant, self.visit)
+        LockGuard::new(context, self.call.key.clone(), grant, self.ticket)
     }
 
     fn undo_unsettled(&mut self) {
         if let Some(acquisition) = self.unsettled.take() {
-            undo_later(self.context, acquisition, None);
+            undo_later(self.call.context, *acquisition, None);
         }
     }
 }

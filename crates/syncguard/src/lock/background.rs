@@ -18,8 +18,9 @@ impl Background {
         Self { runtime, jobs: TaskTracker::new() }
     }
 
-    /// Starts a job that [`Self::drain`] waits for. It needs no runtime around the caller. When
-    /// the runtime is gone the job is dropped at once; jobs report that in their own `Drop`.
+    /// Starts a job that [`Self::drain`] waits for. The caller may be outside a runtime. If the
+    /// locker's runtime has shut down, the job is dropped at once; jobs report that in their own
+    /// `Drop`.
     pub(super) fn spawn(&self, job: impl Future<Output = ()> + Send + 'static) {
         self.jobs.spawn_on(job, &self.runtime);
     }

@@ -1,4 +1,4 @@
-//! Any operation, ended by a token.
+//! Cancels any operation with a token.
 
 use std::future::Future;
 
@@ -9,11 +9,11 @@ use crate::common::error::{Error, Result};
 /// Ends any operation of this crate with [`ErrorCode::Aborted`](crate::ErrorCode::Aborted) when the
 /// token is canceled.
 ///
-/// Canceled before, the operation does not begin. Canceled half-way, its future is dropped, with the
-/// consequences that its own *Cancel safety* names: a [`Locker`](crate::Locker) undoes the acquire, a
-/// guard's release goes on in the background. A bare
-/// [`LockBackend::acquire`](crate::LockBackend::acquire) is not undone; send
-/// [`ReleaseRequest::undo`](crate::ReleaseRequest::undo) yourself.
+/// If the token is already canceled, the operation does not begin. If it is canceled later, the
+/// operation's future is dropped, as its own *Cancel safety* section describes: a
+/// [`Locker`](crate::Locker) undoes the acquire, and a guard's release continues in the background.
+/// A bare [`LockBackend::acquire`](crate::LockBackend::acquire) is not undone; send
+/// [`ReleaseRequest::undo`](crate::backend::ReleaseRequest::undo) yourself.
 ///
 /// ```
 /// use syncguard::{CancellationToken, ErrorCode, Key, MemoryBackend, cancellable, diagnostics};
@@ -30,7 +30,7 @@ use crate::common::error::{Error, Result};
 ///
 /// # Cancel safety
 ///
-/// That of the operation.
+/// The same as that of the operation.
 pub async fn cancellable<T>(
     token: &CancellationToken,
     operation: impl Future<Output = Result<T>>,

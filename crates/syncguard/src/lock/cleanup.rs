@@ -1,5 +1,5 @@
-//! What must happen although no caller waits for it: undoing acquires that were abandoned, and
-//! reporting releases that failed.
+//! Work that no caller waits for: undoing abandoned acquires, and retrying and reporting failed
+//! releases.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -8,42 +8,42 @@ use std::time::Duration;
 use super::acquisition::Acquisition;
 use super::clock::LocalInstant;
 use super::context::Context;
-use super::detach::BoxFuture;
 use super::release_errors::{ReleaseContext, ReleaseSource};
 use crate::common::error::{Error, ErrorCode, Result};
-use crate::contract::LockBackend;
-use crate::contract::outcome::{Acquire, Release};
+use crate::contract::outcome::{AcquireOutcome, ReleaseOutcome};
 use crate::contract::request::ReleaseRequest;
+use crate::contract::{BoxFuture, LockBackend};
 
-/// What an acquire answers, with the context that it was called with.
-pub(super) type AcquireReply<B> = (Result<Acquire<<B as LockBackend>::Fencing>>, Arc<Context<B>>);
+/// The result of an acquire, with the context of the call.
+pub(super) type AcquireReply<B> =
+    (Result<AcquireOutcome<<B as LockBackend>::Fencing>>, Arc<Context<B>>);
 
-/// Undoes an abandoned acquisition in the background. `rest` is the copy that is still under way,
+/// Undoes an abandoned acquisition in the background. `rest` is the copy that is still in progress,
 /// if there is one.
 pub(super) fn undo_later<B: LockBackend>(
     context: &Arc<Context<B>>,
     mut acquisition: Acquisition,
-    rest: Option<BoxFuture<AcquireReply<B>>>,
+    rest: Option<BoxFuture<'static, AcquireReply<B>>>,
 ) {
     let which = ReleaseContext {
         key: acquisition.request().key().clone(),
         lock_id: acquisition.request().lock_id(),
         source: ReleaseSource::Undo,
     };
-    let report = Report::new(Arc::clone(context), which);
+    let report = ReleaseReport::new(Arc::clone(context), which);
     let context = Arc::clone(context);
     let background = Arc::clone(&context.engine);
     background.background.spawn(async move {
         report.settle(undo(&context, &mut acquisition, rest).await);
-        context.engine.lanes.nudge(acquisition.request().key());
+        context.engine.wait_queues.wake_head(acquisition.request().key());
     });
 }
 
-/// Drives the copy under way to its answer, then undoes until nothing can be left behind.
+/// Waits for the copy in progress, then undoes the request until no copy can leave a lock behind.
 async fn undo<B: LockBackend>(
     context: &Context<B>,
     acquisition: &mut Acquisition,
-    rest: Option<BoxFuture<AcquireReply<B>>>,
+    rest: Option<BoxFuture<'static, AcquireReply<B>>>,
 ) -> Result<()> {
     let ticker = &context.engine.ticker;
     let dead_at = acquisition.dead_at();
@@ -63,7 +63,7 @@ async fn undo<B: LockBackend>(
     while acquisition.needs_undo() && ticker.now() < dead_at {
         let answer = tokio::select! {
             biased;
-            answer = backend.release(&request) => answer,
+            answer = context.engine.recorder.release(backend, &request) => answer,
             () = ticker.sleep_until(dead_at) => return Err(unanswered()),
         };
         match answer {
@@ -80,17 +80,17 @@ async fn undo<B: LockBackend>(
     Ok(())
 }
 
-/// Asks for a release until it is answered or `limit` has passed, with growing pauses. `begun` is
-/// a call that is already under way. An error that cannot pass ends it at once.
+/// Tries a release until it is answered or `limit` has passed, with growing pauses. `begun` is a
+/// call that is already in progress. An error that is not retryable ends it at once.
 pub(super) async fn release_until<B, Answering>(
     context: &Context<B>,
     limit: LocalInstant,
-    mut begun: Option<BoxFuture<Result<Release>>>,
+    mut begun: Option<BoxFuture<'static, Result<ReleaseOutcome>>>,
     ask: impl Fn() -> Answering + Send + Sync,
-) -> Result<Release>
+) -> Result<ReleaseOutcome>
 where
     B: LockBackend,
-    Answering: Future<Output = Result<Release>> + Send,
+    Answering: Future<Output = Result<ReleaseOutcome>> + Send,
 {
     let ticker = &context.engine.ticker;
     let mut pause = Pause::default();
@@ -119,7 +119,7 @@ fn unanswered() -> Error {
     Error::new(ErrorCode::NetworkTimeout, "the release was not answered in time")
 }
 
-/// The time between two tries.
+/// The pause between two tries, which doubles each time.
 struct Pause {
     next: Duration,
 }
@@ -140,15 +140,15 @@ impl Default for Pause {
     }
 }
 
-/// Tells `on_release_error` how a background release ended, unless it ended well. Dropped
-/// unsettled, it tells that the release never ran to its end.
-pub(super) struct Report<B: LockBackend> {
+/// Reports a background release to `on_release_error` if it fails. If this is dropped unsettled, it
+/// reports that the release never completed.
+pub(super) struct ReleaseReport<B: LockBackend> {
     context: Arc<Context<B>>,
     which: ReleaseContext,
     is_settled: bool,
 }
 
-impl<B: LockBackend> Report<B> {
+impl<B: LockBackend> ReleaseReport<B> {
     pub(super) fn new(context: Arc<Context<B>>, which: ReleaseContext) -> Self {
         Self { context, which, is_settled: false }
     }
@@ -172,16 +172,17 @@ impl<B: LockBackend> Report<B> {
         };
         if !is_told {
             tracing::error!(
-                key_hash = %key.hash(),
+                key_hash = %key.hash_id(),
                 ?source,
                 code = error.code().as_str(),
-                "a lock was not released in the background and stays until its TTL: {error}"
+                "a lock was not released and stays held until its TTL expires: {}",
+                error.message()
             );
         }
     }
 }
 
-impl<B: LockBackend> Drop for Report<B> {
+impl<B: LockBackend> Drop for ReleaseReport<B> {
     fn drop(&mut self) {
         if !self.is_settled {
             self.tell(Error::aborted("the runtime ended before the lock was released"));

@@ -1,4 +1,4 @@
-//! The clock by which the engine counts validity and timeouts.
+//! The clock that the engine uses for validity and timeouts.
 
 use std::fmt;
 use std::future::pending;
@@ -10,19 +10,19 @@ use tokio::time::{Instant, Sleep};
 
 use crate::common::uptime::uptime;
 
-/// Which clock a [`Locker`](crate::Locker) counts validity and timeouts by.
+/// The clock that a [`Locker`](crate::Locker) uses for validity and timeouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LocalClock {
-    /// A monotonic clock that goes on while the machine is suspended: a laptop that slept through
-    /// the TTL knows when it wakes up that its lock is gone.
+    /// A monotonic clock that keeps counting while the machine is suspended: a laptop that sleeps
+    /// through the TTL detects on wake that its lock has expired.
     #[default]
     SuspendAware,
     /// Tokio's clock, which a test can pause and advance.
     Tokio,
 }
 
-/// A running [`LocalClock`], with the timers of the locker's own runtime: a guard can be waited on
-/// wherever it was carried.
+/// A running [`LocalClock`]. It uses the timers of the locker's own runtime, so that a guard can be
+/// waited on from any runtime.
 #[derive(Clone, Debug)]
 pub(crate) struct Ticker {
     kind: LocalClock,
@@ -35,7 +35,7 @@ pub(crate) struct Ticker {
 pub(crate) struct LocalInstant(Duration);
 
 impl LocalInstant {
-    /// A point in time for tests of what needs no clock.
+    /// A point in time for tests that need no clock.
     #[cfg(test)]
     pub(crate) const fn from_start(elapsed: Duration) -> Self {
         Self(elapsed)
@@ -69,8 +69,8 @@ impl fmt::Debug for LocalInstant {
 }
 
 impl Ticker {
-    /// Tokio's timers stand still while the machine is suspended. Sleeping in slices bounds how
-    /// late a deadline that passed meanwhile is noticed.
+    /// The longest single sleep. Tokio's timers stop while the machine is suspended; sleeping in
+    /// slices limits how late a deadline that passed in the meantime is noticed.
     const SLICE: Duration = Duration::from_secs(1);
 
     pub(crate) fn new(kind: LocalClock, runtime: Handle) -> Self {

@@ -1,7 +1,7 @@
-//! What a locker, its waits and its guards share.
+//! State that a locker, its waits and its guards share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -10,23 +10,22 @@ use tokio_util::sync::CancellationToken;
 
 use super::background::Background;
 use super::clock::Ticker;
-use super::lanes::Lanes;
 use super::options::LockOptions;
+use super::wait_queue::WaitQueues;
 use crate::common::error::{Error, Result};
-use crate::contract::callback_queue::SinkHandle;
-use crate::contract::event::EngineEvent;
+use crate::contract::recorder::Recorder;
 
-/// A locker's options, and the engine behind it. A cache line to itself, because its references are
-/// counted in front of it.
+/// A locker's options and its engine. Aligned to two cache lines, which processors fetch in pairs,
+/// so that threads that count references to different contexts do not slow each other down.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(align(128))]
 pub(super) struct Context<B> {
     pub(super) engine: Arc<Engine<B>>,
     pub(super) options: Arc<LockOptions>,
 }
 
-/// The same context several times over. Every lock counts a reference to its context; threads that
-/// count in different places do not slow each other down.
+/// Several copies of one context. Every lock counts a reference to its context; threads that use
+/// different copies do not contend for one counter.
 #[derive(Debug)]
 pub(super) struct Contexts<B>(Arc<[Arc<Context<B>>]>);
 
@@ -39,7 +38,7 @@ impl<B> Contexts<B> {
         Self((0..Self::COUNT).map(|_| Arc::new(context())).collect())
     }
 
-    /// The one for the current thread.
+    /// Returns the copy for the current thread.
     pub(super) fn here(&self) -> &Arc<Context<B>> {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
@@ -55,36 +54,61 @@ impl<B> Clone for Contexts<B> {
     }
 }
 
-/// What lockers of all options on one backend share.
+/// State that a locker shares with the lockers made from it, whatever their options.
 #[derive(Debug)]
 pub(super) struct Engine<B> {
     pub(super) backend: B,
     pub(super) ticker: Ticker,
-    pub(super) lanes: Lanes,
+    pub(super) wait_queues: WaitQueues,
     pub(super) background: Background,
     pub(super) poll_interval: Duration,
-    pub(super) observer: Option<SinkHandle>,
+    pub(super) recorder: Recorder,
     /// Ends all waits.
     pub(super) shut_down: CancellationToken,
+    /// The same, without the mutex that asking a token takes: every lock asks.
+    is_shut_down: AtomicBool,
 }
 
 impl<B> Engine<B> {
-    /// Tells the observer, if there is one; nothing is computed otherwise.
-    pub(super) fn observe(&self, event: impl FnOnce() -> EngineEvent) {
-        if let Some(observer) = &self.observer {
-            observer.engine(event());
+    pub(super) fn new(
+        backend: B,
+        ticker: Ticker,
+        background: Background,
+        poll_interval: Duration,
+        recorder: Recorder,
+    ) -> Self {
+        Self {
+            backend,
+            ticker,
+            wait_queues: WaitQueues::new(),
+            background,
+            poll_interval,
+            recorder,
+            shut_down: CancellationToken::new(),
+            is_shut_down: AtomicBool::new(false),
         }
     }
 
-    /// Refuses to begin where there may be no runtime at all: a backend's first poll could panic.
+    /// Takes no new locks, and ends all waits.
+    pub(super) fn shut_down(&self) {
+        self.is_shut_down.store(true, Ordering::SeqCst);
+        self.shut_down.cancel();
+    }
+
+    pub(super) fn is_shut_down(&self) -> bool {
+        self.is_shut_down.load(Ordering::SeqCst)
+    }
+
+    /// Fails if there may be no runtime at all, where a backend's first poll could panic.
     ///
-    /// Inside a task there is one. Whether it is the right one can wait until a call has to wait:
-    /// asking tokio counts a reference that all threads share, and they would meet there.
+    /// Inside a task there is one. Whether it is the right one is checked only when a call has to
+    /// wait, because that check counts a reference that all threads share and would contend for.
     pub(super) fn check_for_a_runtime(&self) -> Result<()> {
         if task::try_id().is_some() { Ok(()) } else { self.check_runtime() }
     }
 
-    /// A backend's connections live in one runtime; in another one a call could hang.
+    /// Fails outside the locker's runtime: the backend's connections live there, and a call from
+    /// another runtime could hang.
     pub(super) fn check_runtime(&self) -> Result<()> {
         let home = self.background.runtime().id();
         match Handle::try_current() {
@@ -93,7 +117,7 @@ impl<B> Engine<B> {
                 "the locker belongs to another runtime; build one locker per runtime",
             )),
             Err(_) => Err(Error::invalid(
-                "the locker needs the runtime it was built in; there is none here",
+                "no tokio runtime here; use the locker inside the runtime it was built in",
             )),
         }
     }

@@ -1,33 +1,36 @@
-//! A call to the backend that is never abandoned: dropped half-way, it goes on in the background.
+//! A call to the backend that is never abandoned: if its caller drops it, it continues in the
+//! background.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+use crate::contract::BoxFuture;
 
-/// A call to the backend, polled by its caller. When it began and does not end here, `detach` gets
-/// the rest of it: the call itself when it was dropped half-way, nothing when it panicked.
-pub(super) struct DetachOnDrop<T, Detach: FnOnce(Option<BoxFuture<T>>)> {
-    call: Option<BoxFuture<T>>,
-    /// Taken when the call has ended or was handed on.
+/// A call to the backend, polled by its caller.
+///
+/// If the call has begun but does not complete here, `detach` receives what is left of it: the call
+/// itself if it was dropped before it completed, `None` if it panicked.
+pub(super) struct DetachOnDrop<T, Detach: FnOnce(Option<BoxFuture<'static, T>>)> {
+    call: Option<BoxFuture<'static, T>>,
+    /// `None` once the call has completed or was detached.
     detach: Option<Detach>,
     has_begun: bool,
 }
 
-impl<T, Detach: FnOnce(Option<BoxFuture<T>>)> DetachOnDrop<T, Detach> {
+impl<T, Detach: FnOnce(Option<BoxFuture<'static, T>>)> DetachOnDrop<T, Detach> {
     pub(super) fn new(call: impl Future<Output = T> + Send + 'static, detach: Detach) -> Self {
         Self { call: Some(Box::pin(call)), detach: Some(detach), has_begun: false }
     }
 }
 
-impl<T, Detach: FnOnce(Option<BoxFuture<T>>) + Unpin> Future for DetachOnDrop<T, Detach> {
+impl<T, Detach: FnOnce(Option<BoxFuture<'static, T>>) + Unpin> Future for DetachOnDrop<T, Detach> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
         self.has_begun = true;
-        // Taken out while it runs: a call that panics is not polled again in the background.
-        let mut call = self.call.take().expect("BUG: a call is not polled after its end");
+        // Taken out while it runs, so that a call that panics is not polled again.
+        let mut call = self.call.take().expect("BUG: polled after completion");
         let poll = call.as_mut().poll(context);
         if poll.is_pending() {
             self.call = Some(call);
@@ -38,7 +41,7 @@ impl<T, Detach: FnOnce(Option<BoxFuture<T>>) + Unpin> Future for DetachOnDrop<T,
     }
 }
 
-impl<T, Detach: FnOnce(Option<BoxFuture<T>>)> Drop for DetachOnDrop<T, Detach> {
+impl<T, Detach: FnOnce(Option<BoxFuture<'static, T>>)> Drop for DetachOnDrop<T, Detach> {
     fn drop(&mut self) {
         if self.has_begun
             && let Some(detach) = self.detach.take()

@@ -6,24 +6,24 @@ use super::clock::LocalInstant;
 use crate::common::lost_reason::LostReason;
 use crate::common::ttl::Ttl;
 
-/// How long a lock is ours, and whether it still is.
+/// How long a lock is held, and whether it still is.
 ///
-/// The lock counts as ours until [`believed_until`](Self::believed_until), which is never later
-/// than what the store may believe. A grant and a confirmed extend count from *before they were
-/// sent*. An extend whose outcome is not known may take effect at any time after it was sent, so
-/// the lease counts for no longer than its TTL would give.
+/// The lock counts as held until [`believed_until`](Self::believed_until), which is never later
+/// than its expiry in the store. A grant and a confirmed extend count from *before they were sent*.
+/// An extend of unknown outcome may take effect at any time after it was sent, so the lease lasts
+/// no longer than the TTL of that extend allows.
 #[derive(Clone, Debug)]
 pub(super) struct LeaseState {
     /// When the request that got the lock was sent for the first time.
     since: LocalInstant,
-    /// Ours until then by the last answer of the store.
+    /// Held until then, according to the store's last answer.
     confirmed_until: LocalInstant,
-    /// Ours at most until then, because an extend of unknown outcome may take effect.
+    /// Held at most until then, because an extend of unknown outcome may take effect.
     unknown_until: Option<LocalInstant>,
     /// The shortest TTL of an extend whose outcome is unknown.
     shortest_unknown: Option<Duration>,
-    /// The extend that is under way. There is one at a time: an older one that is applied late
-    /// could shorten what a newer one has got.
+    /// The extend in progress. There is only one at a time: an older one that is applied late could
+    /// shorten the result of a newer one.
     open: Option<SentExtend>,
     extends_sent: u32,
     renewal: Option<Renewal>,
@@ -38,16 +38,16 @@ pub(super) struct LeaseState {
 #[derive(Clone, Debug)]
 struct Renewal {
     ttl: Ttl,
-    /// The lock is not kept beyond this.
+    /// Renewal does not keep the lock beyond this.
     end: Option<LocalInstant>,
     next_at: LocalInstant,
-    /// A renewal has failed since the last one that succeeded.
+    /// Whether a renewal has failed since the last one that succeeded.
     is_failing: bool,
-    /// The lock is kept as long as it may be.
+    /// Whether the lock already lasts until `end`.
     is_complete: bool,
 }
 
-/// An extend on its way.
+/// An extend that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SentExtend {
     number: u32,
@@ -59,12 +59,12 @@ pub(super) struct SentExtend {
 }
 
 impl SentExtend {
-    /// Counted from before it was sent, the lock is ours until then if it takes effect.
+    /// Returns until when the lock is held if this takes effect, counted from before it was sent.
     fn until(&self) -> LocalInstant {
         self.at + self.ttl.as_duration()
     }
 
-    /// How long to wait for the answer.
+    /// Returns how long to wait for the answer.
     pub(super) fn limit(&self) -> Duration {
         self.give_up_at.since(self.at)
     }
@@ -79,7 +79,7 @@ pub(super) enum Step {
     Lost(LostReason),
     /// Send this renewal.
     Renew(SentExtend),
-    /// Look again then.
+    /// Check again at this time.
     Wait(LocalInstant),
 }
 
@@ -88,9 +88,9 @@ pub(super) enum Step {
 pub(super) enum BeginExtend {
     /// Send it.
     Send(SentExtend),
-    /// Another one is under way.
+    /// Another one is in progress.
     Busy,
-    /// The lease is over. `Some` if it was lost by this look.
+    /// The lease is over. `Some` if this check detected the loss.
     Over(Option<LostReason>),
 }
 
@@ -99,28 +99,28 @@ pub(super) enum BeginExtend {
 pub(super) enum ExtendAnswer {
     /// The store has set the new expiry.
     Extended,
-    /// The store says that the lock is not held.
+    /// The store reports that the lock is not held.
     NotHeld,
     /// It failed without effect.
     Refused,
-    /// Nobody knows whether it took effect, or will.
+    /// It is unknown whether it took effect, or will.
     Unknown,
 }
 
-/// What an answer to an extend leads to.
+/// What follows from the answer to an extend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterExtend {
-    /// Nothing but the new state.
+    /// Nothing more to do.
     Noted,
     /// The lease has just been lost.
     Lost(LostReason),
-    /// The store has extended a lock that was given up as lost: release it. `Some` if it was lost
-    /// by this answer.
+    /// The store has extended a lock that counts as lost: release it. `Some` if the loss was
+    /// detected with this answer.
     ReleaseIt(Option<LostReason>),
 }
 
 impl LeaseState {
-    /// A lease that was granted to a request first sent at `sent`.
+    /// Creates a lease that was granted to a request first sent at `sent`.
     pub(super) fn new(sent: LocalInstant, ttl: Ttl, stop_margin: Duration) -> Self {
         Self {
             since: sent,
@@ -136,7 +136,7 @@ impl LeaseState {
         }
     }
 
-    /// Renews the lease at every third of `ttl`, for at most `max_hold` in all.
+    /// Enables renewal at every third of `ttl`, for at most `max_hold` in total.
     pub(super) fn renewed(mut self, ttl: Ttl, max_hold: Option<Duration>) -> Self {
         self.renewal = Some(Renewal {
             ttl,
@@ -152,39 +152,39 @@ impl LeaseState {
         self.since
     }
 
-    /// The lock is ours for certain until then, unless the lease is over.
+    /// Returns until when the lock is certain to be held, unless the lease is over.
     pub(super) fn believed_until(&self) -> LocalInstant {
         let open_until = self.open.as_ref().map(SentExtend::until);
         let bounds = [self.unknown_until, open_until];
         bounds.into_iter().flatten().fold(self.confirmed_until, Ord::min)
     }
 
-    /// How long the lock is still ours for certain; zero once the lease is over.
+    /// Returns how long the lock is certain to remain held; zero once the lease is over.
     pub(super) fn remaining(&self, now: LocalInstant) -> Duration {
         if self.end().is_some() { Duration::ZERO } else { self.believed_until().since(now) }
     }
 
-    /// Why the lock is not ours any longer, once it is not.
+    /// Returns why the lease is over, or `None` while the lock is held.
     pub(super) fn end(&self) -> Option<LostReason> {
         self.lost.or(self.let_go_at.map(|_at| LostReason::Released))
     }
 
-    /// When the guard let go.
+    /// Returns when the guard let go.
     pub(super) fn let_go_at(&self) -> Option<LocalInstant> {
         self.let_go_at
     }
 
-    /// Whether the store may have given the lock to another.
+    /// Returns whether the store may have granted the lock to another holder.
     pub(super) fn is_lost(&self) -> bool {
         self.lost.is_some_and(|reason| reason != LostReason::Expiring)
     }
 
-    /// When the loss is signaled unless an extend is confirmed before.
+    /// Returns when the loss is signaled unless an extend is confirmed first.
     fn stop_at(&self) -> LocalInstant {
         self.believed_until() - self.stop_margin
     }
 
-    /// Gives the lock up as lost. `None` if the lease was over before.
+    /// Marks the lock as lost. Returns `None` if the lease was already over.
     pub(super) fn lose(&mut self, reason: LostReason) -> Option<LostReason> {
         if self.end().is_some() {
             return None;
@@ -193,7 +193,7 @@ impl LeaseState {
         self.lost
     }
 
-    /// Gives the lock up if its time is over.
+    /// Marks the lock as lost if its time is over.
     fn expire(&mut self, now: LocalInstant) -> Option<LostReason> {
         if now < self.stop_at() {
             return None;
@@ -209,7 +209,7 @@ impl LeaseState {
         })
     }
 
-    /// What is due now.
+    /// Returns what is due now.
     pub(super) fn next(&mut self, now: LocalInstant) -> Step {
         if self.end().is_some() {
             return Step::Over;
@@ -234,7 +234,7 @@ impl LeaseState {
         Step::Renew(self.send(ttl, now, true))
     }
 
-    /// Begins an extend that was asked for, unless the lease is over or another is under way.
+    /// Begins a requested extend, unless the lease is over or another one is in progress.
     pub(super) fn begin_extend(&mut self, ttl: Ttl, now: LocalInstant) -> BeginExtend {
         if self.end().is_some() {
             return BeginExtend::Over(None);
@@ -250,10 +250,10 @@ impl LeaseState {
     }
 
     fn send(&mut self, ttl: Ttl, now: LocalInstant, is_renewal: bool) -> SentExtend {
-        /// An attempt is given this long, if so much is left.
+        /// The least time for an attempt, if that much is left.
         const SHORTEST: Duration = Duration::from_millis(500);
         let left = self.stop_at().since(now);
-        // Half of what is left, so that there is time for a second one.
+        // Half of what is left, so that there is time for a second attempt.
         let limit = (left / 2).max(SHORTEST).min(left);
         self.extends_sent = self.extends_sent.wrapping_add(1);
         let sent = SentExtend {
@@ -267,12 +267,12 @@ impl LeaseState {
         sent
     }
 
-    /// Whether this extend is the one under way.
+    /// Returns whether this extend is the one in progress.
     pub(super) fn is_open(&self, sent: SentExtend) -> bool {
         self.open == Some(sent)
     }
 
-    /// Takes in how an extend ended.
+    /// Records how an extend ended.
     pub(super) fn extend_ended(
         &mut self,
         sent: SentExtend,
@@ -280,7 +280,7 @@ impl LeaseState {
         now: LocalInstant,
     ) -> AfterExtend {
         if self.is_open(sent) && self.end().is_none() {
-            // Looked at while it still bounds the lease.
+            // Checked while this extend still bounds the lease.
             let is_too_late = now >= self.believed_until();
             let lost = if is_too_late { self.expire(now) } else { None };
             self.close(sent, answer, now);
@@ -297,7 +297,7 @@ impl LeaseState {
                 None => AfterExtend::Noted,
             },
             ExtendAnswer::Extended => match self.lost {
-                // The work is stopping under a lock that is still there; the guard releases it.
+                // The work is stopping while the lock is still held; the guard releases it.
                 None | Some(LostReason::Expiring) => AfterExtend::Noted,
                 Some(_) if self.let_go_at.is_some() => AfterExtend::Noted,
                 Some(_) => AfterExtend::ReleaseIt(None),
@@ -306,13 +306,13 @@ impl LeaseState {
         }
     }
 
-    /// Ends the extend that is under way.
+    /// Closes the extend in progress.
     fn close(&mut self, sent: SentExtend, answer: ExtendAnswer, now: LocalInstant) {
         self.open = None;
         match answer {
             ExtendAnswer::Extended => {
-                // One of unknown outcome that takes effect after this one gives its own TTL, from
-                // some time after this one was sent.
+                // An extend of unknown outcome that takes effect after this one sets its own TTL,
+                // counted from some time after this one was sent.
                 let ttl = sent.ttl.as_duration();
                 let shortest = self.shortest_unknown.unwrap_or(ttl).min(ttl);
                 self.confirmed_until = sent.until();
@@ -341,8 +341,8 @@ impl LeaseState {
         }
     }
 
-    /// The guard lets go: nothing is extended after this. Answers whether it is the first time,
-    /// and the loss, if the time of the lease was over before anybody looked.
+    /// Lets go of the lock for the guard: nothing is extended after this. Returns whether it is the
+    /// first time, and the loss if the lease had expired unnoticed.
     pub(super) fn let_go(&mut self, now: LocalInstant) -> LetGo {
         if self.let_go_at.is_some() {
             return LetGo { is_first: false, lost: None };
@@ -353,15 +353,15 @@ impl LeaseState {
         LetGo { is_first: true, lost }
     }
 
-    /// The store says at the release that the lock was not held: it was lost before. `None` if
-    /// that was known.
-    pub(super) fn was_not_held(&mut self) -> Option<LostReason> {
+    /// Records that the store reported the lock as not held at its release, so it was lost before.
+    /// Returns `None` if the loss was already known.
+    pub(super) fn mark_not_held(&mut self) -> Option<LostReason> {
         let was_known = self.lost.replace(LostReason::NotHeld).is_some();
         (!was_known).then_some(LostReason::NotHeld)
     }
 }
 
-/// What letting go has changed.
+/// The result of letting go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LetGo {
     pub(super) is_first: bool,
@@ -375,7 +375,8 @@ fn earliest<T: Ord>(known: Option<T>, new: T) -> T {
     }
 }
 
-/// Often enough for several tries before the deadline, seldom enough not to press a sick store.
+/// Returns the pause before the next renewal: short enough for several tries before the deadline,
+/// long enough not to overload a failing store.
 fn pause_after_error(ttl: Duration) -> Duration {
     (ttl / 12).clamp(Duration::from_millis(1), Duration::from_secs(1))
 }
@@ -447,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_is_told_once_and_is_final() {
+    fn loss_is_reported_once_and_is_final() {
         let mut state = renewed(9);
         let Step::Renew(sent) = state.next(at(3)) else { panic!("due") };
         assert_eq!(state.next(at(9)), Step::Lost(LostReason::Unreachable));
@@ -469,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_margin_comes_before_the_end_unless_an_extend_is_confirmed() {
+    fn loss_is_signaled_a_stop_margin_early_unless_an_extend_is_confirmed() {
         let mut state = LeaseState::new(at(0), ttl(9), UNIT * 2).renewed(ttl(9), None);
         let Step::Renew(sent) = state.next(at(3)) else { panic!("due") };
         assert_eq!(state.extend_ended(sent, ExtendAnswer::Extended, at(6)), AfterExtend::Noted);
@@ -479,11 +480,11 @@ mod tests {
         assert_eq!(late, AfterExtend::Noted, "the guard releases it when the work has stopped");
     }
 
-    /// A store, the network, and a lease, with time in whole units.
+    /// A store, the network and a lease, with time in whole units.
     #[derive(Clone, Debug)]
     struct World {
         now: u32,
-        /// The store believes in the lock until then.
+        /// When the lock expires in the store.
         stored_until: u32,
         /// Extends on their way to the store.
         travelling: Vec<(SentExtend, u32)>,
@@ -492,9 +493,9 @@ mod tests {
     }
 
     /// Walks every order of sending, applying, answering, losing and delaying a few extends of
-    /// different length: the lease never believes longer than the store.
+    /// different length: the lease never lasts longer than the lock in the store.
     #[test]
-    fn in_every_order_the_lease_believes_no_longer_than_the_store() {
+    fn in_every_order_the_lease_ends_no_later_than_in_the_store() {
         const END: u32 = 7;
         let start = World {
             now: 0,
@@ -507,14 +508,14 @@ mod tests {
         let mut queue = vec![start];
         while let Some(world) = queue.pop() {
             let is_believed = !world.state.remaining(at(world.now)).is_zero();
-            assert!(!is_believed || world.now < world.stored_until, "two believers: {world:?}");
+            assert!(!is_believed || world.now < world.stored_until, "it lasts too long: {world:?}");
             for next in successors(&world) {
                 if next.now <= END && seen.insert(format!("{next:?}")) {
                     queue.push(next);
                 }
             }
         }
-        assert!(seen.len() > 1_000, "the walk went somewhere: {}", seen.len());
+        assert!(seen.len() > 1_000, "the walk reached too few states: {}", seen.len());
     }
 
     fn successors(world: &World) -> Vec<World> {

@@ -1,4 +1,4 @@
-//! The task of a lease: renews it, and tells when it is lost.
+//! The task of a lease: renews it and detects its loss.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -8,8 +8,10 @@ use super::shared_lease::SharedLease;
 use crate::common::lost_reason::LostReason;
 use crate::contract::LockBackend;
 
-/// Starts the task of a lease, if it has none. It runs on the locker's runtime, so that a handle
-/// can wait for the end of the lease anywhere, and ends with the lease.
+/// Starts the task of a lease, if it has none.
+///
+/// The task runs on the locker's runtime, so that a handle can wait for the end of the lease
+/// anywhere. It ends with the lease.
 pub(super) fn start<B: LockBackend>(lease: &Arc<SharedLease<B>>) {
     if lease.end().is_none() && lease.claim_task() {
         let task = LeaseTask(Arc::clone(lease));
@@ -25,7 +27,7 @@ impl<B: LockBackend> LeaseTask<B> {
         let ticker = &lease.context.engine.ticker;
         loop {
             let mut changed = pin!(lease.changed());
-            // Registered before looking, so that a change in between is not missed.
+            // Registers before checking, so that no change in between is missed.
             changed.as_mut().enable();
             match lease.next() {
                 Step::Over | Step::Lost(_) => return,
@@ -35,12 +37,13 @@ impl<B: LockBackend> LeaseTask<B> {
                     () = ticker.sleep_until(at) => {}
                 },
                 Step::Renew(sent) => {
-                    // One failed renewal is not a loss: the lock is ours until its deadline.
+                    // One failed renewal is not a loss: the lock is held until its deadline.
                     if let Err(error) = lease.send_extend(sent).await {
                         tracing::debug!(
-                            key_hash = %lease.key.hash(),
+                            key_hash = %lease.key.hash_id(),
                             code = error.code().as_str(),
-                            "could not renew a lock, trying again: {error}"
+                            "could not renew a lock, retrying: {}",
+                            error.message()
                         );
                     }
                 }
@@ -49,8 +52,8 @@ impl<B: LockBackend> LeaseTask<B> {
     }
 }
 
-/// When the task ends before the lease, its runtime has ended: nothing renews the lock, and nothing
-/// would notice its end.
+/// If the task ends before the lease, its runtime has shut down: nothing would renew the lock or
+/// detect its end.
 impl<B: LockBackend> Drop for LeaseTask<B> {
     fn drop(&mut self) {
         self.0.lose(LostReason::Unreachable);

@@ -1,4 +1,4 @@
-//! The locker: the way to take locks on a backend.
+//! The locker, which takes locks on a backend.
 
 use std::fmt;
 use std::future::Future;
@@ -12,25 +12,29 @@ use tokio_util::sync::CancellationToken;
 use super::background::Background;
 use super::clock::{LocalClock, Ticker};
 use super::context::{Context, Contexts, Engine};
-use super::guard::{Held, LockGuard};
-use super::lanes::Lanes;
-use super::options::LockOptions;
+use super::guard::{LockGuard, LockHandle};
+use super::lock_request::LockRequest;
+use super::options::{LockOptions, option_setters};
+use super::release_errors::{ReleaseContext, ReleaseErrors};
+use super::retry::RetryPolicy;
 use super::shared_lease::Grant;
-use super::wait::Wait;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
+use crate::common::ttl::Ttl;
 use crate::contract::LockBackend;
-use crate::contract::callback_queue::SinkHandle;
 use crate::contract::event::EventSink;
-use crate::contract::outcome::Extend;
+use crate::contract::outcome::ExtendOutcome;
+use crate::contract::recorder::Recorder;
 use crate::contract::request::ExtendRequest;
+use crate::contract::stored_lock::LockInfo;
 
-/// Takes locks on a backend: waits, renews, and releases what is dropped.
+/// Takes locks on a backend: waits for them, renews them, and releases them when their guards are
+/// dropped.
 ///
 /// A locker belongs to the runtime it was built in. Clones are cheap and share everything.
-/// **Call [`shutdown`](Self::shutdown) before that runtime ends**, or releases that go on in the
-/// background are lost and their locks stay until their TTL.
+/// **Call [`shutdown`](Self::shutdown) before that runtime ends**, or releases in the background
+/// are lost and their locks stay held until their TTL expires.
 ///
 /// ```
 /// use syncguard::{Locker, MemoryBackend};
@@ -44,105 +48,134 @@ use crate::contract::request::ExtendRequest;
 ///     locker.shutdown().await
 /// }
 /// ```
+#[doc(alias = "mutex")]
+#[doc(alias = "redlock")]
+#[doc(alias = "lease")]
+#[doc(alias = "advisory lock")]
 pub struct Locker<B: LockBackend> {
     contexts: Contexts<B>,
+    /// The prefix of all keys.
+    scope: Option<Arc<str>>,
 }
 
 impl<B: LockBackend> Locker<B> {
-    /// A locker with the default options. Must be called inside a tokio runtime.
+    /// Creates a locker with the default options. Call it inside a tokio runtime.
     pub fn new(backend: B) -> Result<Self> {
         Self::builder(backend).build()
     }
 
-    /// A locker with options of its own.
+    /// Returns a builder for a locker with other options.
     pub fn builder(backend: B) -> LockerBuilder<B> {
         LockerBuilder {
             backend,
             options: LockOptions::default(),
             clock: LocalClock::default(),
             poll_interval: Duration::from_secs(1),
-            observer: None,
+            recorder: Recorder::default(),
         }
     }
 
-    /// The same locker with other options for the locks it takes.
+    /// Returns a locker that shares everything with this one except the options of its locks.
     ///
     /// ```
     /// # use std::time::Duration;
     /// # use syncguard::{Locker, MemoryBackend};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
     /// let locker = Locker::new(MemoryBackend::new())?;
-    /// let patient = locker.with_options(locker.options().clone().timeout(Duration::from_secs(60)))?;
-    /// let guard = patient.lock("nightly").await?;
+    /// let options = locker.options().clone().timeout(Duration::from_secs(60));
+    /// let guard = locker.with_options(options)?.lock("nightly").await?;
     /// # drop(guard); locker.shutdown().await
     /// # }
     /// ```
     pub fn with_options(&self, options: LockOptions) -> Result<Self> {
         options.validate()?;
-        Ok(Self { contexts: Contexts::new(&self.context().engine, options) })
+        let contexts = Contexts::new(&self.context().engine, options);
+        Ok(Self { contexts, scope: self.scope.clone() })
     }
 
-    /// The options for the locks that this locker takes.
-    #[must_use]
+    /// Returns the options for the locks that this locker takes.
     pub fn options(&self) -> &LockOptions {
         &self.context().options
     }
 
-    /// The backend.
+    /// Returns the backend.
     #[must_use]
     pub fn backend(&self) -> &B {
         &self.context().engine.backend
     }
 
-    /// Takes the lock if it is free; one attempt, no queueing.
+    /// Takes the lock if it is free: one attempt, without queueing. Returns `None` if it is held.
     ///
     /// # Cancel safety
     ///
-    /// Dropped half-way, the attempt goes on in the background and a lock that it gets is released.
+    /// If dropped before it completes, the attempt continues in the background and a lock that it
+    /// gets is released.
     pub async fn try_lock<K>(&self, key: K) -> Result<Option<LockGuard<B>>>
     where
         K: TryInto<Key>,
         Error: From<K::Error>,
     {
-        let key = self.ready_for(key)?;
-        Wait::new(self.context(), &key).once().await
+        self.lock(key).try_now().await
     }
 
-    /// Takes the lock, waiting for it up to the [timeout](LockOptions::timeout).
-    ///
-    /// Tasks of this locker that want the same key queue in order, and only the first of them
-    /// talks to the store. Where the backend offers wake-ups nobody polls but for a slow net.
-    ///
-    /// Fails with [`ErrorCode::AcquisitionTimeout`] when the time or the retries are over, with
-    /// [`ErrorCode::Aborted`] when the [token](LockOptions::cancel) is cancelled, and with the
-    /// store's own error when there is trouble.
+    /// Takes the lock, waiting for at most `limit`. Returns `None` if it is still held then.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives up the place in the queue. An attempt that was under way goes on
-    /// in the background and a lock that it gets is released.
-    pub async fn lock<K>(&self, key: K) -> Result<LockGuard<B>>
+    /// The same as that of [`lock`](Self::lock).
+    pub async fn try_lock_for<K>(&self, key: K, limit: Duration) -> Result<Option<LockGuard<B>>>
     where
         K: TryInto<Key>,
         Error: From<K::Error>,
     {
-        let key = self.ready_for(key)?;
-        Wait::new(self.context(), &key).until_acquired().await
+        self.lock(key).try_for(limit).await
+    }
+
+    /// Takes the lock, waiting for it up to the [timeout](LockOptions::timeout). Await the request,
+    /// or change its options first.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use syncguard::{Locker, MemoryBackend};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
+    /// # let locker = Locker::new(MemoryBackend::new())?;
+    /// let guard = locker.lock("nightly").timeout(Duration::from_secs(60)).await?;
+    /// # drop(guard); locker.shutdown().await
+    /// # }
+    /// ```
+    ///
+    /// Tasks of this locker that want the same key queue in order, and only the first of them asks
+    /// the store. Where the backend sends notifications, waiters poll only as a fallback.
+    ///
+    /// Fails with [`ErrorCode::AcquisitionTimeout`] when the timeout or the retries are used up,
+    /// with [`ErrorCode::Aborted`] when the [token](LockOptions::cancel) is canceled, and with the
+    /// store's own error when the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the request gives up the place in the queue. An attempt in progress continues in
+    /// the background, and a lock that it gets is released.
+    pub fn lock<K>(&self, key: K) -> LockRequest<'_, B>
+    where
+        K: TryInto<Key>,
+        Error: From<K::Error>,
+    {
+        LockRequest::new(self.context(), self.key(key))
     }
 
     /// Takes the lock, runs `work` under it, and releases it.
     ///
-    /// What the work returns is returned unchanged, whatever the release did; a release that
-    /// failed is tried again in the background and reported to
-    /// [`on_release_error`](LockOptions::on_release_error). When the lock is lost the work is
-    /// dropped and the answer is [`ErrorCode::Aborted`].
+    /// Returns the value of the work unchanged, whatever the release did. A release that fails is
+    /// retried in the background and, if it keeps failing, reported to
+    /// [`on_release_error`](LockOptions::on_release_error). If the lock is lost, the work is
+    /// dropped and the error is [`ErrorCode::Aborted`].
     ///
     /// ```
     /// # use syncguard::{Locker, MemoryBackend};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
     /// # let locker = Locker::new(MemoryBackend::new())?;
-    /// let total = locker.with_lock("report", |held| async move {
-    ///     println!("writing with fence {}", held.fence());
+    /// let total = locker.with_lock("report", |lock| async move {
+    ///     println!("writing with fence {}", lock.fence());
     ///     6 * 7
     /// });
     /// assert_eq!(total.await?, 42);
@@ -156,39 +189,129 @@ impl<B: LockBackend> Locker<B> {
     pub async fn with_lock<K, T, Work>(
         &self,
         key: K,
-        work: impl FnOnce(Held<B>) -> Work,
+        work: impl FnOnce(LockHandle<B>) -> Work,
     ) -> Result<T>
     where
         K: TryInto<Key>,
         Error: From<K::Error>,
         Work: Future<Output = T>,
     {
-        let mut guard = self.lock(key).await?;
-        let outcome = guard.run(work(guard.held())).await;
-        guard.finish().await;
-        outcome.map_err(|reason| Error::lost_lock(reason).with_key(guard.key()))
+        self.lock(key).run(work).await
     }
 
-    /// Takes over a lock that another process [leaked](LockGuard::leak), by its id.
+    /// Runs `work` under the lock if it is free: one attempt. Returns `None` if it is held.
     ///
-    /// The lock is extended by the TTL of the [options](LockOptions::ttl) first; `None` when it is
-    /// not held any more. Key and fence are then read from the store.
+    /// ```
+    /// # use syncguard::{Locker, MemoryBackend};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
+    /// # let locker = Locker::new(MemoryBackend::new())?;
+    /// match locker.try_with_lock("nightly", |_lock| async { "done" }).await? {
+    ///     Some(done) => println!("{done}"),
+    ///     None => println!("running elsewhere"),
+    /// }
+    /// # locker.shutdown().await
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     ///
-    /// Dropped half-way, the lock may have been extended and stays with its id.
-    pub async fn adopt(&self, lock_id: LockId) -> Result<Option<LockGuard<B>>> {
+    /// Dropping the future drops the work and releases the lock in the background.
+    pub async fn try_with_lock<K, T, Work>(
+        &self,
+        key: K,
+        work: impl FnOnce(LockHandle<B>) -> Work,
+    ) -> Result<Option<T>>
+    where
+        K: TryInto<Key>,
+        Error: From<K::Error>,
+        Work: Future<Output = T>,
+    {
+        self.lock(key).try_run(work).await
+    }
+
+    /// Returns a locker that puts `prefix` before every key.
+    ///
+    /// ```
+    /// # use syncguard::{Locker, MemoryBackend};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
+    /// # let locker = Locker::new(MemoryBackend::new())?;
+    /// let billing = locker.scoped("billing:");
+    /// let guard = billing.lock("nightly").await?;
+    /// assert!(locker.is_locked("billing:nightly").await?);
+    /// # drop(guard); locker.shutdown().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn scoped(&self, prefix: impl AsRef<str>) -> Self {
+        let outer = self.scope.as_deref().unwrap_or_default();
+        let scope = Some(format!("{outer}{}", prefix.as_ref()).into());
+        Self { contexts: self.contexts.clone(), scope }
+    }
+
+    /// Returns whether any process holds the lock of a key. For display only: it protects nothing.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads, so dropping the future changes nothing.
+    pub async fn is_locked<K>(&self, key: K) -> Result<bool>
+    where
+        K: TryInto<Key>,
+        Error: From<K::Error>,
+    {
+        let key = self.key(key)?;
+        self.context().engine.recorder.is_locked(self.backend(), &key).await
+    }
+
+    /// Returns the lock of a key, if any process holds it. For display only: it protects nothing.
+    /// See [`diagnostics`](crate::diagnostics).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads, so dropping the future changes nothing.
+    pub async fn info<K>(&self, key: K) -> Result<Option<LockInfo>>
+    where
+        K: TryInto<Key>,
+        Error: From<K::Error>,
+    {
+        let key = self.key(key)?;
+        let found = self.context().engine.recorder.lookup_key(self.backend(), &key).await;
+        Ok(found?.map(Into::into))
+    }
+
+    /// Creates what the store lacks: tables on PostgreSQL, nothing on other backends. You can call
+    /// it repeatedly, and from many processes at once.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped before it completes, it may or may not have taken effect.
+    pub async fn setup(&self) -> Result<()> {
+        match self.backend().admin() {
+            Some(admin) => admin.setup().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Takes over a lock that another process [detached](LockGuard::detach), by its id.
+    ///
+    /// First, the lock is extended to the TTL of the [options](LockOptions::ttl). Returns `None` if
+    /// it is no longer held. Key and fence are then read from the store.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped before it completes, the lock may have been extended and stays with its id.
+    pub async fn resume(&self, lock_id: LockId) -> Result<Option<LockGuard<B>>> {
         self.context().engine.check_runtime()?;
         self.check_not_shut_down()?;
         let sent = self.context().engine.ticker.now();
         let backend = &self.context().engine.backend;
         let with_id = |error: Error| error.with_lock_id(lock_id);
         let request = ExtendRequest::new(lock_id, self.context().options.ttl);
-        let extension = match backend.extend(&request).await.map_err(with_id)? {
-            Extend::Extended(extension) => extension,
-            Extend::NotHeld(_) => return Ok(None),
+        let recorder = &self.context().engine.recorder;
+        let extension = match recorder.extend(backend, &request).await.map_err(with_id)? {
+            ExtendOutcome::Extended(extension) => extension,
+            ExtendOutcome::NotHeld(_) => return Ok(None),
         };
-        let Some(stored) = backend.lookup_id(&lock_id).await.map_err(with_id)? else {
+        let Some(stored) = recorder.lookup_id(backend, &lock_id).await.map_err(with_id)? else {
             return Ok(None);
         };
         let grant = Grant {
@@ -196,6 +319,7 @@ impl<B: LockBackend> Locker<B> {
             token: stored.token,
             expires_at: extension.expires_at(),
             receipt: extension.receipt().cloned(),
+            wanted_since: sent,
             sent,
             ttl: self.context().options.ttl,
             unsettled: None,
@@ -203,29 +327,29 @@ impl<B: LockBackend> Locker<B> {
         Ok(Some(LockGuard::new(Arc::clone(self.context()), stored.key, grant, None)))
     }
 
-    /// Takes no new locks, ends all waits with [`ErrorCode::Aborted`], and waits until all releases
-    /// in the background are done, for at most ten seconds.
+    /// Refuses new locks, ends all waits with [`ErrorCode::Aborted`], and waits until all releases
+    /// in the background are done, for at most 10 seconds.
     ///
-    /// Guards that are still held stay usable, but once the process ends their locks stay until
-    /// their TTL. Then this answers [`ErrorCode::InvalidArgument`] and says how many: drop them
-    /// first, or call [`release_all`](Self::release_all).
+    /// Guards that are still held stay usable, but if the process ends, their locks stay held until
+    /// their TTL expires. In that case this returns [`ErrorCode::InvalidArgument`] with the number
+    /// of guards: drop them first, or call [`release_all`](Self::release_all).
     ///
     /// # Cancel safety
     ///
-    /// Dropped half-way, the releases go on; call it again to wait for them.
+    /// If dropped before it completes, the releases continue; call it again to wait for them.
     pub async fn shutdown(&self) -> Result<()> {
         self.shutdown_within(Duration::from_secs(10)).await
     }
 
-    /// Like [`shutdown`](Self::shutdown), with a limit of the caller's own.
+    /// Like [`shutdown`](Self::shutdown), but waits for at most `limit`.
     ///
     /// # Cancel safety
     ///
-    /// Dropped half-way, the releases go on; call it again to wait for them.
+    /// If dropped before it completes, the releases continue; call it again to wait for them.
     pub async fn shutdown_within(&self, limit: Duration) -> Result<()> {
         let engine = &self.context().engine;
         engine.check_runtime()?;
-        engine.shut_down.cancel();
+        engine.shut_down();
         let finish = async {
             engine.background.drain().await;
             engine.backend.quiesce().await;
@@ -238,7 +362,7 @@ impl<B: LockBackend> Locker<B> {
                 format!("{left} background releases were unfinished after {limit_ms} ms"),
             )
         })?;
-        match engine.lanes.holders().len() {
+        match engine.wait_queues.holders().len() {
             0 => Ok(()),
             held => Err(Error::invalid(format!(
                 "{held} guards still hold their locks; drop them first, or call release_all"
@@ -246,15 +370,15 @@ impl<B: LockBackend> Locker<B> {
         }
     }
 
-    /// Releases every lock that a guard of this locker, or of one that shares its backend, still
-    /// holds, and answers how many there were. The releases go on in the background;
-    /// [`shutdown`](Self::shutdown) waits for them.
+    /// Releases every lock that a guard of this locker still holds, and returns how many there
+    /// were. Clones, and lockers with other options or a scope, count as this locker. The releases
+    /// continue in the background; [`shutdown`](Self::shutdown) waits for them.
     ///
     /// Work under those guards sees [`LostReason::Released`](crate::LostReason::Released), and the
-    /// guards are inert.
+    /// guards do nothing from then on.
     #[expect(clippy::must_use_candidate, reason = "it is called for its effect")]
     pub fn release_all(&self) -> usize {
-        let holders = self.context().engine.lanes.holders();
+        let holders = self.context().engine.wait_queues.holders();
         let count = holders.len();
         for holder in holders {
             holder.release_now();
@@ -266,19 +390,20 @@ impl<B: LockBackend> Locker<B> {
         self.contexts.here()
     }
 
-    fn ready_for<K>(&self, key: K) -> Result<Key>
+    fn key<K>(&self, key: K) -> Result<Key>
     where
         K: TryInto<Key>,
         Error: From<K::Error>,
     {
         let key = key.try_into()?;
-        self.context().engine.check_for_a_runtime()?;
-        self.check_not_shut_down()?;
-        Ok(key)
+        match &self.scope {
+            Some(scope) => Key::new(format!("{scope}{}", key.as_str())),
+            None => Ok(key),
+        }
     }
 
     fn check_not_shut_down(&self) -> Result<()> {
-        if self.context().engine.shut_down.is_cancelled() {
+        if self.context().engine.is_shut_down() {
             return Err(Error::shut_down());
         }
         Ok(())
@@ -287,7 +412,7 @@ impl<B: LockBackend> Locker<B> {
 
 impl<B: LockBackend> Clone for Locker<B> {
     fn clone(&self) -> Self {
-        Self { contexts: self.contexts.clone() }
+        Self { contexts: self.contexts.clone(), scope: self.scope.clone() }
     }
 }
 
@@ -296,7 +421,7 @@ impl<B: LockBackend> fmt::Debug for Locker<B> {
         f.debug_struct("Locker")
             .field("backend", &self.context().engine.backend)
             .field("options", &self.context().options)
-            .field("lanes", &self.context().engine.lanes)
+            .field("wait_queues", &self.context().engine.wait_queues)
             .field("background_jobs", &self.context().engine.background.jobs())
             .finish()
     }
@@ -306,12 +431,11 @@ impl<B: LockBackend> fmt::Debug for Locker<B> {
 ///
 /// ```
 /// use std::time::Duration;
-/// use syncguard::{LockOptions, Locker, MemoryBackend, Ttl};
+/// use syncguard::{Locker, MemoryBackend};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
-/// let locker = Locker::builder(MemoryBackend::new())
-///     .options(LockOptions::default().ttl(Ttl::new(Duration::from_secs(10))?).renew())
-///     .build()?;
+/// let builder = Locker::builder(MemoryBackend::new());
+/// let locker = builder.ttl(Duration::from_secs(10)).renew().build()?;
 /// # locker.shutdown().await
 /// # }
 /// ```
@@ -322,31 +446,50 @@ pub struct LockerBuilder<B> {
     options: LockOptions,
     clock: LocalClock,
     poll_interval: Duration,
-    observer: Option<Arc<dyn EventSink>>,
+    recorder: Recorder,
 }
 
 impl<B: LockBackend> LockerBuilder<B> {
-    /// The options for locks that are taken without other ones.
+    option_setters!();
+
+    fn options_mut(&mut self) -> &mut LockOptions {
+        &mut self.options
+    }
+
+    /// Sets the options of all locks that are taken without their own options.
     pub fn options(mut self, options: LockOptions) -> Self {
         self.options = options;
         self
     }
 
-    /// Hears of waiting, holding and losing, on a thread of its own behind a bounded queue unless it
+    /// Sends events to `sink`: every operation at the backend, and every wait, hold and loss. Call
+    /// it several times for several sinks.
+    ///
+    /// A sink runs on its own thread behind a bounded queue unless it
     /// [is inline](EventSink::is_inline).
-    pub fn observer(mut self, sink: Arc<dyn EventSink>) -> Self {
-        self.observer = Some(sink);
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use syncguard::{Locker, MemoryBackend, telemetry::TracingSink};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
+    /// let builder = Locker::builder(MemoryBackend::new());
+    /// let locker = builder.telemetry(Arc::new(TracingSink)).build()?;
+    /// # locker.shutdown().await
+    /// # }
+    /// ```
+    pub fn telemetry(mut self, sink: Arc<dyn EventSink>) -> Self {
+        self.recorder.add(sink);
         self
     }
 
-    /// The clock that validity and timeouts are counted by.
+    /// Sets the clock for validity and timeouts.
     pub fn clock(mut self, clock: LocalClock) -> Self {
         self.clock = clock;
         self
     }
 
-    /// How often a waiter asks the store although wake-ups work: the net below them. One second
-    /// unless told otherwise.
+    /// Sets how often a waiter asks the store although notifications work, as a fallback. 1 second
+    /// by default.
     pub fn poll_interval(mut self, interval: Duration) -> Self {
         self.poll_interval = interval;
         self
@@ -354,8 +497,7 @@ impl<B: LockBackend> LockerBuilder<B> {
 
     /// Builds the locker for the current tokio runtime.
     ///
-    /// Fails with [`ErrorCode::InvalidArgument`] outside a runtime, and for options that make no
-    /// sense.
+    /// Fails with [`ErrorCode::InvalidArgument`] outside a runtime, and for invalid options.
     pub fn build(self) -> Result<Locker<B>> {
         self.options.validate()?;
         if self.poll_interval.is_zero() {
@@ -363,19 +505,14 @@ impl<B: LockBackend> LockerBuilder<B> {
         }
         let runtime = Handle::try_current()
             .map_err(|_outside| Error::invalid("a locker must be built inside a tokio runtime"))?;
-        // Tokio has no other way to ask than to try.
+        // Tokio offers no other way to check for a timer.
         catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).map_err(|_no_timer| {
             Error::invalid("the runtime has no timer; build it with enable_time or enable_all")
         })?;
-        let engine = Engine {
-            backend: self.backend,
-            ticker: Ticker::new(self.clock, runtime.clone()),
-            lanes: Lanes::new(),
-            background: Background::new(runtime),
-            poll_interval: self.poll_interval,
-            observer: self.observer.map(SinkHandle::new),
-            shut_down: CancellationToken::new(),
-        };
-        Ok(Locker { contexts: Contexts::new(&Arc::new(engine), self.options) })
+        let ticker = Ticker::new(self.clock, runtime.clone());
+        let background = Background::new(runtime);
+        let engine =
+            Engine::new(self.backend, ticker, background, self.poll_interval, self.recorder);
+        Ok(Locker { contexts: Contexts::new(&Arc::new(engine), self.options), scope: None })
     }
 }

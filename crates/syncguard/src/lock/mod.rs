@@ -1,18 +1,18 @@
-//! Ring 3: the engine. It knows the contract, never a backend.
+//! Ring 3: the engine. It depends on the contract, never on a backend.
 //!
-//! Two state machines without I/O decide ([`acquisition`] and [`lease_state`]); what carries out
-//! their decisions imports only from above itself in this list.
+//! Two state machines without I/O make the decisions ([`acquisition`] and [`lease_state`]). The
+//! modules that carry them out import only modules above themselves in this list.
 
 mod acquisition;
 mod background;
 pub(crate) mod cancel;
 pub(crate) mod clock;
 mod detach;
-mod lanes;
 mod lease_state;
 pub(crate) mod options;
 pub(crate) mod release_errors;
 pub(crate) mod retry;
+mod wait_queue;
 
 mod context;
 
@@ -27,5 +27,7 @@ pub(crate) mod guard;
 mod attempt;
 
 mod wait;
+
+pub(crate) mod lock_request;
 
 pub(crate) mod locker;

@@ -1,6 +1,7 @@
-//! What can be chosen about a single lock.
+//! The options of a lock.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -10,32 +11,40 @@ use super::retry::RetryPolicy;
 use crate::common::error::{Error, Result};
 use crate::common::ttl::Ttl;
 
-/// What can be chosen about a lock: the defaults of a [`Locker`](crate::Locker), or those of one
-/// [`with_options`](crate::Locker::with_options).
+/// The options of a lock: how long it lives, how long to wait for it, and what happens while it is
+/// held.
+///
+/// A [`LockerBuilder`](crate::LockerBuilder) sets them for all locks of a locker, a
+/// [`LockRequest`](crate::LockRequest) for one lock. Both have the setters of this type.
 ///
 /// ```
 /// use std::time::Duration;
-/// use syncguard::{LockOptions, Ttl};
+/// use syncguard::LockOptions;
 ///
 /// let nightly = LockOptions::default()
-///     .ttl(Ttl::new(Duration::from_secs(60))?)
+///     .ttl(Duration::from_secs(60))
 ///     .timeout(Duration::from_secs(10))
 ///     .renew()
 ///     .max_hold(Duration::from_secs(3600));
-/// # Ok::<(), syncguard::Error>(())
+/// let hourly = nightly.clone().max_hold(None);
 /// ```
 #[derive(Clone)]
+#[must_use]
 pub struct LockOptions {
     pub(crate) ttl: Ttl,
     pub(crate) timeout: Option<Duration>,
     pub(crate) retry: Option<RetryPolicy>,
-    pub(crate) ride_out_errors: bool,
+    pub(crate) retry_on_error: bool,
     pub(crate) renew: bool,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) hold_at_least: Duration,
     pub(crate) stop_margin: Duration,
     pub(crate) cancel: Option<CancellationToken>,
     pub(crate) release_timeout: Option<Duration>,
     pub(crate) on_release_error: Option<ReleaseErrors>,
+    pub(crate) label: Option<Arc<str>>,
+    /// The error of an invalid value, reported where the options are used.
+    invalid: Option<Error>,
 }
 
 impl Default for LockOptions {
@@ -45,65 +54,199 @@ impl Default for LockOptions {
             ttl: Ttl::DEFAULT,
             timeout: Some(Duration::from_secs(5)),
             retry: None,
-            ride_out_errors: false,
+            retry_on_error: false,
             renew: false,
             max_hold: None,
+            hold_at_least: Duration::ZERO,
             stop_margin: Duration::ZERO,
             cancel: None,
             release_timeout: None,
             on_release_error: None,
+            label: None,
+            invalid: None,
         }
     }
 }
 
+/// The setters of [`LockOptions`], for every type that has an `options_mut`. Setters of optional
+/// values take the value, or `None` to unset it.
+macro_rules! option_setters {
+    () => {
+        /// Sets how long the lock lives without being extended: a [`Ttl`], or a [`Duration`] that
+        /// is checked where the options are used. 30 seconds by default.
+        pub fn ttl<T>(mut self, ttl: T) -> Self
+        where
+            T: TryInto<Ttl>,
+            Error: From<T::Error>,
+        {
+            self.options_mut().set_ttl(ttl.try_into().map_err(Error::from));
+            self
+        }
+
+        /// Sets how long to wait for the lock, including an attempt in progress. 5 seconds by
+        /// default; `None` waits without a limit. With zero, `lock` makes no attempt.
+        ///
+        /// Only the timeout ends the wait, unless a [`RetryPolicy`] ends it sooner.
+        pub fn timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+            self.options_mut().timeout = timeout.into();
+            self
+        }
+
+        /// Waits without a timeout and without a limit on retries. The delay between retries still
+        /// grows, up to 5 seconds.
+        pub fn wait_forever(mut self) -> Self {
+            self.options_mut().set_wait_forever();
+            self
+        }
+
+        /// Sets when, and how often, to ask the store again. By default [`RetryPolicy::default`]
+        /// with delays of at most 5 seconds and as many retries as the timeout allows.
+        pub fn retry(mut self, retry: impl Into<Option<RetryPolicy>>) -> Self {
+            self.options_mut().retry = retry.into();
+            self
+        }
+
+        /// Sets whether a wait continues through retryable errors ([`Error::is_retryable`]) until
+        /// its timeout. By default the first error ends the wait.
+        ///
+        /// If the last attempt before the timeout failed, its error is the
+        /// [`source`](std::error::Error::source) of the timeout: whether the lock is held is then
+        /// unknown.
+        pub fn retry_on_error(mut self, enabled: bool) -> Self {
+            self.options_mut().retry_on_error = enabled;
+            self
+        }
+
+        /// Extends the lock at every third of its TTL while the guard lives.
+        pub fn renew(mut self) -> Self {
+            self.options_mut().renew = true;
+            self
+        }
+
+        /// Disables renewal, which is the default.
+        pub fn no_renewal(mut self) -> Self {
+            self.options_mut().renew = false;
+            self
+        }
+
+        /// Limits how long renewal keeps the lock, so that a hung holder does not keep it forever.
+        /// After that the lock is lost. No limit by default.
+        pub fn max_hold(mut self, max_hold: impl Into<Option<Duration>>) -> Self {
+            self.options_mut().max_hold = max_hold.into();
+            self
+        }
+
+        /// Keeps the lock for at least this long after it was acquired, even if the guard is
+        /// released or dropped sooner: the release sets the expiry to the rest of that time
+        /// instead. Zero by default.
+        ///
+        /// Use it for jobs that are shorter than the clock skew between machines: a job that runs
+        /// at midnight on every machine must not run twice because one clock is a second behind.
+        pub fn hold_at_least(mut self, time: Duration) -> Self {
+            self.options_mut().hold_at_least = time;
+            self
+        }
+
+        /// Sets how long work under the lock needs to stop. While no renewal succeeds, the loss is
+        /// signaled this long before the lock expires, as
+        /// [`LostReason::Expiring`](crate::LostReason::Expiring), so that the work has stopped when
+        /// the next holder starts. Zero by default.
+        ///
+        /// The lock is still held then: drop or release the guard when the work has stopped.
+        pub fn stop_margin(mut self, margin: Duration) -> Self {
+            self.options_mut().stop_margin = margin;
+            self
+        }
+
+        /// Ends the wait for the lock with [`ErrorCode::Aborted`](crate::ErrorCode::Aborted) when
+        /// this token is canceled. A lock that is held is not affected: drop or release its guard.
+        pub fn cancel(mut self, token: impl Into<Option<CancellationToken>>) -> Self {
+            self.options_mut().cancel = token.into();
+            self
+        }
+
+        /// Limits how long a release in the background may take before it is reported as failed.
+        /// By default until the lock has expired.
+        pub fn release_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+            self.options_mut().release_timeout = timeout.into();
+            self
+        }
+
+        /// Calls `callback` for every release in the background that failed, timed out or never
+        /// ran. By default these are logged, without key and lock id. A release that found nothing
+        /// to release is not an error.
+        ///
+        /// The callback runs on its own thread behind a bounded queue, so a slow one delays no
+        /// lock; [`shutdown`](crate::Locker::shutdown) waits until it has returned. A panic in it
+        /// is ignored.
+        pub fn on_release_error(
+            mut self,
+            callback: impl Fn(&Error, &ReleaseContext) + Send + Sync + 'static,
+        ) -> Self {
+            self.options_mut().on_release_error = Some(ReleaseErrors::new(callback));
+            self
+        }
+
+        /// Names the lock in [engine events](crate::telemetry::EngineEvent) and spans. Unlike the
+        /// key, which appears as a hash, a label is visible: choose one without secrets, such as
+        /// the kind of job.
+        pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
+            self.options_mut().label = Some(label.into());
+            self
+        }
+    };
+}
+pub(super) use option_setters;
+
 impl LockOptions {
-    /// The delay that a long wait grows to, where no wake-ups help.
+    /// The longest delay of a long wait without notifications.
     const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
-    /// How long the lock lives without being extended.
-    #[must_use]
-    pub fn ttl(mut self, ttl: Ttl) -> Self {
-        self.ttl = ttl;
+    option_setters!();
+
+    fn options_mut(&mut self) -> &mut Self {
         self
     }
 
-    /// How long to wait for the lock in all, a running attempt included. With zero,
-    /// [`lock`](crate::Locker::lock) makes no attempt.
-    ///
-    /// The timeout alone ends the wait, unless a [`retry`](Self::retry) policy is chosen that ends
-    /// it before.
-    #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
+    pub(super) fn set_ttl(&mut self, ttl: Result<Ttl>) {
+        match ttl {
+            Ok(ttl) => (self.ttl, self.invalid) = (ttl, None),
+            Err(error) => self.invalid = Some(error),
+        }
     }
 
-    /// Waits without a timeout and without counting retries. The delay between two of them still
-    /// grows, up to five seconds.
-    #[must_use]
-    pub fn wait_forever(mut self) -> Self {
+    pub(super) fn set_wait_forever(&mut self) {
         self.timeout = None;
         if let Some(retry) = &mut self.retry {
             retry.max_retries = None;
             retry.max_delay.get_or_insert(Self::LONGEST_DELAY.max(retry.delay));
         }
-        self
     }
 
-    /// When to ask the store again, and how often. By default as [`RetryPolicy::default`], with
-    /// delays of at most five seconds and as many retries as the timeout allows.
+    /// Returns how long the lock lives without being extended.
     #[must_use]
-    pub fn retry(mut self, retry: RetryPolicy) -> Self {
-        self.retry = Some(retry);
-        self
+    pub fn get_ttl(&self) -> Ttl {
+        self.ttl
     }
 
-    /// How many retries can end a wait.
+    /// Returns how long to wait for the lock; `None` without a limit.
+    #[must_use]
+    pub fn get_timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    /// Returns whether the lock is renewed while its guard lives.
+    #[must_use]
+    pub fn is_renewed(&self) -> bool {
+        self.renew
+    }
+
+    /// Returns the number of retries that ends a wait, if it is limited.
     pub(crate) fn max_retries(&self) -> Option<u32> {
         self.retry.and_then(|retry| retry.max_retries)
     }
 
-    /// The policy in force: the one chosen, or the default one without an end of its own.
+    /// Returns the policy in force: the chosen one, or the default one without a limit on retries.
     pub(crate) fn retry_policy(&self) -> RetryPolicy {
         self.retry.unwrap_or(RetryPolicy {
             max_retries: None,
@@ -112,82 +255,17 @@ impl LockOptions {
         })
     }
 
-    /// Whether a wait goes on through errors that may pass ([`Error::is_retryable`]), until its
-    /// timeout. Without it the first error ends the wait.
-    ///
-    /// If the last attempt before the timeout failed, its error is the
-    /// [`source`](std::error::Error::source) of the timeout's: whether anyone holds the lock is not
-    /// known then.
-    #[must_use]
-    pub fn ride_out_errors(mut self, ride_out: bool) -> Self {
-        self.ride_out_errors = ride_out;
-        self
-    }
-
-    /// Extends the lock at every third of its TTL for as long as the guard lives.
-    #[must_use]
-    pub fn renew(mut self) -> Self {
-        self.renew = true;
-        self
-    }
-
-    /// The longest time that renewal keeps the lock, so that a hung holder does not keep it for
-    /// ever. The lock is lost then.
-    #[must_use]
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.max_hold = Some(max_hold);
-        self
-    }
-
-    /// How long work under the lock needs to stop. While no renewal succeeds, the loss is signaled
-    /// this long before the lock expires, as [`LostReason::Expiring`](crate::LostReason::Expiring),
-    /// so that the work has ended when the next holder begins. Zero by default.
-    ///
-    /// The lock is still held then: drop or release the guard when the work has stopped.
-    #[must_use]
-    pub fn stop_margin(mut self, margin: Duration) -> Self {
-        self.stop_margin = margin;
-        self
-    }
-
-    /// Ends the wait for the lock with [`ErrorCode::Aborted`](crate::ErrorCode::Aborted) when this
-    /// token is cancelled. It does not touch a lock that is held: drop or release its guard.
-    #[must_use]
-    pub fn cancel(mut self, token: CancellationToken) -> Self {
-        self.cancel = Some(token);
-        self
-    }
-
-    /// How long a release in the background may take before it is reported as failed. Without it,
-    /// until the lock is dead anyway.
-    #[must_use]
-    pub fn release_timeout(mut self, timeout: Duration) -> Self {
-        self.release_timeout = Some(timeout);
-        self
-    }
-
-    /// Hears of releases in the background that failed, timed out or never ran. Without it they
-    /// are logged, without key and lock id. A release that found nothing to release is no error.
-    ///
-    /// It is called on a thread of its own behind a bounded queue, so that a slow one delays no lock;
-    /// [`shutdown`](crate::Locker::shutdown) waits until it has returned. A panic in it is ignored.
-    #[must_use]
-    pub fn on_release_error(
-        mut self,
-        callback: impl Fn(&Error, &ReleaseContext) + Send + Sync + 'static,
-    ) -> Self {
-        self.on_release_error = Some(ReleaseErrors::new(callback));
-        self
-    }
-
-    /// Refuses what makes no sense together.
+    /// Refuses invalid values and values that do not fit together.
     pub(crate) fn validate(&self) -> Result<()> {
+        if let Some(error) = &self.invalid {
+            return Err(error.clone());
+        }
         if self.renew && self.ttl.as_millis() < 3 {
             return Err(Error::invalid("a ttl below 3 ms is too short to be renewed"));
         }
         let RetryPolicy { delay, max_delay, max_retries, .. } = self.retry_policy();
         if max_delay.is_some_and(|max_delay| max_delay < delay) {
-            return Err(Error::invalid("the longest retry delay must not be below the first"));
+            return Err(Error::invalid("max_delay of the retry policy must not be below delay"));
         }
         if delay.is_zero() && max_retries.is_none() && self.timeout.is_none() {
             return Err(Error::invalid(
@@ -202,9 +280,12 @@ impl LockOptions {
                 "stop_margin must be below the ttl"
             }));
         }
+        if self.hold_at_least > Ttl::MAX.as_duration() {
+            return Err(Error::invalid("hold_at_least must not exceed 24 hours"));
+        }
         match self.max_hold {
             Some(_) if !self.renew => {
-                Err(Error::invalid("max_hold bounds renewal; ask for renewal too"))
+                Err(Error::invalid("max_hold limits renewal; enable renewal with renew()"))
             }
             Some(max_hold) if max_hold < self.ttl.as_duration() => {
                 Err(Error::invalid("max_hold must not be shorter than the ttl"))
@@ -223,11 +304,13 @@ impl fmt::Debug for LockOptions {
             .field("ttl", &self.ttl)
             .field("timeout", &self.timeout)
             .field("retry", &self.retry)
-            .field("ride_out_errors", &self.ride_out_errors)
+            .field("retry_on_error", &self.retry_on_error)
             .field("renew", &self.renew)
             .field("max_hold", &self.max_hold)
+            .field("hold_at_least", &self.hold_at_least)
             .field("stop_margin", &self.stop_margin)
             .field("release_timeout", &self.release_timeout)
+            .field("label", &self.label)
             .finish_non_exhaustive()
     }
 }

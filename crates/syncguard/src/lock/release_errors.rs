@@ -1,4 +1,4 @@
-//! Telling the user of releases in the background that did not happen.
+//! Reports failed background releases to the user's callback.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -10,7 +10,7 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::contract::callback_queue::CallbackQueue;
 
-/// Which release did not happen.
+/// Identifies a background release that failed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ReleaseContext {
@@ -18,29 +18,29 @@ pub struct ReleaseContext {
     pub key: Key,
     /// The id that holds the lock. A secret.
     pub lock_id: LockId,
-    /// What asked for the release.
+    /// What requested the release.
     pub source: ReleaseSource,
 }
 
-/// What asked for a release in the background.
+/// What requested a background release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReleaseSource {
-    /// A guard was dropped, or a call of its `release` was.
+    /// A guard was dropped, or a call to its `release` was dropped.
     Guard,
-    /// An acquire was dropped, cancelled or timed out, and may have taken the lock.
+    /// An acquire was dropped, canceled or timed out, and may have taken the lock.
     Undo,
-    /// An extend succeeded after the lock had been given up as lost.
+    /// An extend succeeded after the lock was considered lost.
     LateExtend,
 }
 
 type Callback = dyn Fn(&Error, &ReleaseContext) + Send + Sync;
 
-/// A release that did not happen, on its way to the callback.
+/// A failed release, queued for the callback.
 struct FailedRelease {
     error: Error,
     context: ReleaseContext,
-    /// A shutdown waits until the callback has returned.
+    /// Makes a shutdown wait until the callback has returned.
     _token: TaskTrackerToken,
 }
 
@@ -56,7 +56,7 @@ impl ReleaseErrors {
         Self { callback: Arc::new(callback), queue: Arc::default() }
     }
 
-    /// Reports a release that did not happen. Answers whether there is a thread to tell it.
+    /// Reports a failed release. Returns `false` if the callback's thread could not be started.
     pub(super) fn report(
         &self,
         error: Error,

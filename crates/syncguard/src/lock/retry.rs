@@ -8,11 +8,11 @@ pub enum Backoff {
     /// It doubles.
     #[default]
     Exponential,
-    /// It stays.
+    /// It stays the same.
     Fixed,
 }
 
-/// How much of a delay is left to chance, so that waiters do not march in step.
+/// How much of a delay is random, so that waiters do not retry in lockstep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Jitter {
     /// Half of it: between `d/2` and `d`.
@@ -20,40 +20,34 @@ pub enum Jitter {
     Equal,
     /// All of it: between 0 and `d`.
     Full,
-    /// Nothing: exactly `d`.
+    /// None of it: exactly `d`.
     None,
 }
 
-/// How often, and after which delays, a waiting `lock()` asks the store by itself.
+/// How often, and after which delays, a waiting `lock()` asks the store on its own.
 ///
-/// Where the backend offers wake-ups this is only the net below them: a waiter asks at once when
-/// it is woken, when its own process gives the lock back, and when the holder's lock is known to
-/// be dead. Those attempts are not counted as retries.
+/// Where the backend sends notifications, this is only the fallback: a waiter asks at once when it
+/// is notified, when its own process releases the lock, and when the holder's lock has expired.
+/// Those attempts do not count as retries.
 ///
 /// ```
 /// use std::time::Duration;
 /// use syncguard::{Backoff, Jitter, RetryPolicy};
 ///
-/// let policy = RetryPolicy::default();
-/// assert_eq!(policy.max_retries, Some(10));
-/// let fixed = RetryPolicy { backoff: Backoff::Fixed, jitter: Jitter::None, ..policy };
-/// assert_eq!(fixed.delay(7, 0.5), Duration::from_millis(100));
+/// let fixed = RetryPolicy::default().backoff(Backoff::Fixed).jitter(Jitter::None);
+/// assert_eq!(fixed.delay_for(7, 0.5), Duration::from_millis(100));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RetryPolicy {
-    /// How many attempts after the first; `None` means as many as the timeout allows.
-    pub max_retries: Option<u32>,
-    /// The delay before the first retry. Zero means at once.
-    pub delay: Duration,
-    /// How the delay grows.
-    pub backoff: Backoff,
-    /// How much of it is left to chance.
-    pub jitter: Jitter,
-    /// The longest delay; `None` means none.
-    pub max_delay: Option<Duration>,
+    pub(crate) max_retries: Option<u32>,
+    pub(crate) delay: Duration,
+    pub(crate) backoff: Backoff,
+    pub(crate) jitter: Jitter,
+    pub(crate) max_delay: Option<Duration>,
 }
 
 impl Default for RetryPolicy {
+    /// 10 retries, 100 ms before the first, doubling, with equal jitter.
     fn default() -> Self {
         Self {
             max_retries: Some(10),
@@ -66,9 +60,44 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The delay before retry number `retry` (from 1), for a `random` number in `0.0..1.0`.
+    /// Sets how many attempts follow the first; `None` for as many as the timeout allows.
     #[must_use]
-    pub fn delay(&self, retry: u32, random: f64) -> Duration {
+    pub fn max_retries(mut self, max_retries: impl Into<Option<u32>>) -> Self {
+        self.max_retries = max_retries.into();
+        self
+    }
+
+    /// Sets the delay before the first retry. Zero retries at once.
+    #[must_use]
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.delay = delay;
+        self
+    }
+
+    /// Sets how the delay grows.
+    #[must_use]
+    pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.backoff = backoff;
+        self
+    }
+
+    /// Sets how much of the delay is random.
+    #[must_use]
+    pub fn jitter(mut self, jitter: Jitter) -> Self {
+        self.jitter = jitter;
+        self
+    }
+
+    /// Sets the longest delay; `None` for no limit.
+    #[must_use]
+    pub fn max_delay(mut self, max_delay: impl Into<Option<Duration>>) -> Self {
+        self.max_delay = max_delay.into();
+        self
+    }
+
+    /// Returns the delay before retry number `retry` (from 1), for a `random` number in `0.0..1.0`.
+    #[must_use]
+    pub fn delay_for(&self, retry: u32, random: f64) -> Duration {
         let factor = match self.backoff {
             Backoff::Exponential => 2_f64.powi(retry.saturating_sub(1).min(1000).cast_signed()),
             Backoff::Fixed => 1.0,
@@ -88,25 +117,25 @@ fn saturating_mul(duration: Duration, factor: f64) -> Duration {
     Duration::try_from_secs_f64(duration.as_secs_f64() * factor).unwrap_or(Duration::MAX)
 }
 
-/// What a waiter does after an attempt found the lock held, apart from being woken.
+/// What a waiter does after an attempt found the lock held, unless it is notified first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Next {
     /// Ask again at this time since the start of the wait.
     AskAt(Duration),
-    /// Do not ask any more by the timer; a wake-up may still come before the timeout.
+    /// Stop asking by the timer; a notification may still come before the timeout.
     WaitForTimeout,
     /// All retries are used up.
     GiveUp,
 }
 
-/// The course of one wait: which retries are used up, and when the next is due.
+/// The retries of one wait: how many are used up, and when the next is due.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
     policy: RetryPolicy,
     timeout: Option<Duration>,
     retries: u32,
-    /// When the policy wants its next retry. An attempt made earlier, because of a wake-up or of
-    /// the cap, does not move it.
+    /// When the next retry is due. An attempt made earlier, because of a notification or the cap,
+    /// does not move it.
     due: Option<Duration>,
 }
 
@@ -115,21 +144,21 @@ impl Schedule {
         Self { policy, timeout, retries: 0, due: None }
     }
 
-    /// Whether the number of retries can end the wait.
+    /// Returns whether the number of retries can end the wait.
     pub(crate) fn is_limited(&self) -> bool {
         self.policy.max_retries.is_some()
     }
 
-    /// When to ask again, after an attempt that ended at `elapsed` since the start.
+    /// Returns when to ask again, after an attempt that ended at `elapsed` since the start.
     ///
-    /// `cap` bounds the sleep, not the policy: an attempt made because of it is not a retry.
+    /// `cap` limits the sleep, not the policy: an attempt made because of it is not a retry.
     pub(crate) fn next(&mut self, elapsed: Duration, cap: Option<Duration>, random: f64) -> Next {
         if self.policy.max_retries.is_some_and(|max| self.retries >= max) {
             return Next::GiveUp;
         }
-        let delay = self.policy.delay(self.retries.saturating_add(1), random);
+        let delay = self.policy.delay_for(self.retries.saturating_add(1), random);
         if let Some(cap) = cap.filter(|_| !self.is_limited()) {
-            // Without a number to count up to, an attempt is as good as a retry.
+            // Without a limit on retries, such an attempt may count as one.
             self.due = Some(elapsed.saturating_add(delay.min(cap)));
         }
         let due = *self.due.get_or_insert_with(|| elapsed.saturating_add(delay));
@@ -146,7 +175,7 @@ impl Schedule {
         Next::AskAt(cap.map_or(at, |cap| at.min(elapsed.saturating_add(cap))))
     }
 
-    /// Notes that the timer of [`Next::AskAt`] has run out.
+    /// Records that the timer of [`Next::AskAt`] has fired.
     pub(crate) fn timer_fired(&mut self, elapsed: Duration) {
         if self.due.is_some_and(|due| due <= elapsed) {
             self.due = None;
@@ -154,7 +183,8 @@ impl Schedule {
         }
     }
 
-    /// A sleep that would reach the timeout ends a little before it, for one last attempt.
+    /// Returns when a sleep that would reach the timeout ends: a little before it, for one last
+    /// attempt.
     fn last_attempt_at(&self) -> Option<Duration> {
         let reserve = |timeout: Duration| (timeout / 10).min(Duration::from_millis(250));
         self.timeout.map(|timeout| timeout.saturating_sub(reserve(timeout)))
@@ -170,13 +200,13 @@ mod tests {
     #[test]
     fn huge_retry_numbers_saturate() {
         let policy = RetryPolicy { jitter: Jitter::None, ..RetryPolicy::default() };
-        assert_eq!(policy.delay(u32::MAX, 0.9), Duration::MAX);
+        assert_eq!(policy.delay_for(u32::MAX, 0.9), Duration::MAX);
         let capped = RetryPolicy { max_delay: Some(MS(500)), ..policy };
-        assert_eq!(capped.delay(u32::MAX, 0.9), MS(500));
+        assert_eq!(capped.delay_for(u32::MAX, 0.9), MS(500));
     }
 
     #[test]
-    fn the_cap_adds_attempts_and_takes_no_waiting_time_away() {
+    fn the_cap_adds_attempts_and_does_not_shorten_the_wait() {
         let policy = RetryPolicy {
             delay: MS(4000),
             jitter: Jitter::None,

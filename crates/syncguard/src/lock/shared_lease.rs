@@ -1,5 +1,5 @@
-//! A held lock, shared by its guard, its handles and its task: carries out what the state machine
-//! of the lease decides.
+//! A held lock, shared by its guard, its handles and its task. It carries out the decisions of the
+//! lease's state machine.
 
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,26 +8,27 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
+use tracing::Span;
 
 use super::acquisition::{Acquisition, TOLERANCE};
-use super::cleanup::{Report, release_until, undo_later};
+use super::cleanup::{ReleaseReport, release_until, undo_later};
 use super::clock::LocalInstant;
 use super::context::Context;
-use super::detach::{BoxFuture, DetachOnDrop, poll_once};
-use super::lanes::LocalHolder;
+use super::detach::{DetachOnDrop, poll_once};
 use super::lease_state::{AfterExtend, BeginExtend, ExtendAnswer, LeaseState, SentExtend, Step};
 use super::release_errors::{ReleaseContext, ReleaseSource};
+use super::wait_queue::{LocalHolder, is_worth_order};
 use crate::common::error::{Error, ErrorCode, Result};
-use crate::common::fence::Fencing;
+use crate::common::fence::{Fence, Fencing};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::lost_reason::LostReason;
 use crate::common::time::Timestamp;
 use crate::common::ttl::Ttl;
-use crate::contract::LockBackend;
 use crate::contract::event::EngineEvent;
-use crate::contract::outcome::{Absence, Extend, Release};
+use crate::contract::outcome::{ExtendOutcome, NotHeldReason, ReleaseOutcome};
 use crate::contract::request::{ExtendRequest, Hint, Receipt, ReleaseRequest};
+use crate::contract::{BoxFuture, LockBackend};
 
 /// A held lock.
 #[derive(Debug)]
@@ -36,8 +37,10 @@ pub(super) struct SharedLease<B: LockBackend> {
     pub(super) key: Key,
     pub(super) lock_id: LockId,
     pub(super) token: <B::Fencing as Fencing>::Token,
+    /// When the caller began to wait for it.
+    wanted_since: LocalInstant,
     inner: Mutex<Inner>,
-    /// Rings when the state changes.
+    /// Notified when the state changes.
     changed: Notify,
 }
 
@@ -46,36 +49,40 @@ struct Inner {
     state: LeaseState,
     expires_at: Timestamp,
     receipt: Option<Receipt>,
-    /// The acquisition, if a copy of its request is still open: it could be granted after the
-    /// release, so it is undone then.
+    /// The acquisition, if a copy of its request is still open. That copy could be granted after
+    /// the release, so it is undone then.
     unsettled: Option<Box<Acquisition>>,
     release: ReleaseState,
-    /// The lanes know that this process does not hold the lock any longer.
+    /// Whether the queue was notified that this process no longer holds the lock.
     is_given_back: bool,
-    /// A task looks after the end of the lease.
+    /// Whether a task watches for the end of the lease.
     has_task: bool,
+    /// Open while the lock is held, if spans are enabled.
+    hold_span: Span,
 }
 
-/// How far the lock is on its way back to the store.
+/// The progress of the release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReleaseState {
     NotSent,
-    /// A release failed. It may have worked all the same.
+    /// A release failed, but may have taken effect.
     Failed {
         may_have_worked: bool,
     },
-    /// A release is on its way, here or in the background, or the lock was kept on purpose.
+    /// A release is in progress, here or in the background, or the guard was detached.
     HandedOn,
     /// The store has answered a release.
     Answered,
 }
 
-/// What is granted.
+/// What the store granted.
 pub(super) struct Grant<F: Fencing> {
     pub(super) lock_id: LockId,
     pub(super) token: F::Token,
     pub(super) expires_at: Timestamp,
     pub(super) receipt: Option<Receipt>,
+    /// When the caller began to wait for the lock.
+    pub(super) wanted_since: LocalInstant,
     /// When the request was sent for the first time.
     pub(super) sent: LocalInstant,
     pub(super) ttl: Ttl,
@@ -84,25 +91,34 @@ pub(super) struct Grant<F: Fencing> {
 }
 
 impl<F: Fencing> Grant<F> {
-    /// The lock is ours for certain until then.
+    /// Returns until when the lock is certain to be held.
     pub(super) fn deadline(&self) -> LocalInstant {
         self.sent + self.ttl.as_duration()
     }
 }
 
 impl<B: LockBackend> SharedLease<B> {
-    /// A lease that its lane already knows of.
+    /// Creates a lease. The caller must record it in the wait queue of its key.
     pub(super) fn new(context: Arc<Context<B>>, key: Key, grant: Grant<B::Fencing>) -> Self {
         let options = &context.options;
         let mut state = LeaseState::new(grant.sent, grant.ttl, options.stop_margin);
         if options.renew {
             state = state.renewed(options.ttl, options.max_hold);
         }
+        let fence = B::Fencing::fence(grant.token).map(tracing::field::display);
+        let hold_span = tracing::debug_span!(
+            target: "syncguard::engine",
+            "hold",
+            key_hash = %key.hash_id(),
+            label = context.options.label.as_deref(),
+            fence,
+        );
         Self {
             context,
             key,
             lock_id: grant.lock_id,
             token: grant.token,
+            wanted_since: grant.wanted_since,
             inner: Mutex::new(Inner {
                 state,
                 expires_at: grant.expires_at,
@@ -111,6 +127,7 @@ impl<B: LockBackend> SharedLease<B> {
                 release: ReleaseState::NotSent,
                 is_given_back: false,
                 has_task: false,
+                hold_span,
             }),
             changed: Notify::new(),
         }
@@ -122,6 +139,10 @@ impl<B: LockBackend> SharedLease<B> {
 
     fn now(&self) -> LocalInstant {
         self.context.engine.ticker.now()
+    }
+
+    pub(super) fn fence(&self) -> Option<Fence> {
+        B::Fencing::fence(self.token)
     }
 
     pub(super) fn expires_at(&self) -> Timestamp {
@@ -136,17 +157,17 @@ impl<B: LockBackend> SharedLease<B> {
         self.inner().state.remaining(self.now())
     }
 
-    /// Why the lock is not ours any longer, once it is not.
+    /// Returns why the lease is over, or `None` while the lock is held.
     pub(super) fn end(&self) -> Option<LostReason> {
         self.inner().state.end()
     }
 
-    /// Notes that a task looks after the lease. Answers whether there was none.
+    /// Records that a task watches the lease. Returns `false` if the lease already had one.
     pub(super) fn claim_task(&self) -> bool {
         !std::mem::replace(&mut self.inner().has_task, true)
     }
 
-    /// What is due now, a loss already told.
+    /// Returns what is due now, after reporting a loss.
     pub(super) fn next(&self) -> Step {
         let step = self.inner().state.next(self.now());
         if let Step::Lost(reason) = step {
@@ -155,17 +176,17 @@ impl<B: LockBackend> SharedLease<B> {
         step
     }
 
-    /// Completes at the next change of the state, counted from when it is enabled.
+    /// Returns a future that completes at the next change of the state after it is enabled.
     pub(super) fn changed(&self) -> Notified<'_> {
         self.changed.notified()
     }
 
-    /// Waits until `look` finds something, looking again at every change of the state.
+    /// Waits until `look` returns a value, and calls it again at every change of the state.
     async fn watch<T>(&self, mut look: impl FnMut(&LeaseState) -> Option<T>) -> T {
         loop {
             let changed = self.changed.notified();
             let mut changed = pin!(changed);
-            // Registered before looking, so that a change in between is not missed.
+            // Registers before checking, so that no change in between is missed.
             changed.as_mut().enable();
             let found = look(&self.inner().state);
             if let Some(found) = found {
@@ -175,23 +196,24 @@ impl<B: LockBackend> SharedLease<B> {
         }
     }
 
-    /// Waits until the lock is not ours any longer. Something must look after the time: see
-    /// [`Self::claim_task`].
+    /// Waits until the lease is over. A task must watch the time: see [`Self::claim_task`].
     pub(super) async fn ended(&self) -> LostReason {
         self.watch(LeaseState::end).await
     }
 
-    /// Waits until the guard lets go.
+    /// Waits until the guard lets go of the lock.
     async fn let_go_by_guard(&self) {
         self.watch(|state| state.let_go_at().map(|_at| ())).await;
     }
 
-    /// The guard lets go: nothing is extended after this. `and_then` sees the state afterwards.
+    /// Lets go of the lock for the guard: nothing is extended after this. `and_then` runs on the
+    /// state afterwards.
     fn let_go<T>(&self, and_then: impl FnOnce(&mut Inner) -> T) -> T {
         let now = self.now();
         let (let_go, since, seen) = {
             let mut inner = self.inner();
             let let_go = inner.state.let_go(now);
+            inner.hold_span = Span::none();
             (let_go, inner.state.since(), and_then(&mut inner))
         };
         if let Some(reason) = let_go.lost {
@@ -199,15 +221,17 @@ impl<B: LockBackend> SharedLease<B> {
         }
         if let_go.is_first {
             self.changed.notify_waiters();
-            self.context.engine.observe(|| EngineEvent::Held {
-                key_hash: self.key.hash(),
+            self.context.engine.recorder.engine(|| EngineEvent::Held {
+                key_hash: self.key.hash_id(),
+                label: self.context.options.label.clone(),
+                fence: self.fence(),
                 held: now.since(since),
             });
         }
         seen
     }
 
-    /// Gives the lock up as lost.
+    /// Marks the lock as lost and reports it.
     pub(super) fn lose(&self, reason: LostReason) {
         let lost = self.inner().state.lose(reason);
         if let Some(reason) = lost {
@@ -215,28 +239,32 @@ impl<B: LockBackend> SharedLease<B> {
         }
     }
 
-    /// Tells everything that waits, and the world, of a loss.
+    /// Reports a loss to waiting tasks, the wait queue and telemetry.
     fn tell_loss(&self, reason: LostReason) {
         self.changed.notify_waiters();
-        // A lock that is about to expire is still there; it is given back with its guard.
+        // A lock that is about to expire is still held; its guard releases it.
         if reason != LostReason::Expiring {
-            self.give_back();
+            self.note_released();
         }
-        let key_hash = self.key.hash();
-        tracing::warn!(%key_hash, reason = reason.as_str(), "lost a lock: {reason}");
-        self.context.engine.observe(|| EngineEvent::Lost { key_hash, reason });
+        let (engine, key_hash) = (&self.context.engine, self.key.hash_id());
+        if engine.recorder.is_off() {
+            tracing::warn!(%key_hash, reason = reason.as_str(), "lost a lock: {reason}");
+        }
+        let label = self.context.options.label.clone();
+        let fence = self.fence();
+        engine.recorder.engine(|| EngineEvent::Lost { key_hash, label, fence, reason });
     }
 
-    /// This process does not hold the lock any longer; the next may try.
-    fn give_back(&self) {
+    /// Records that this process no longer holds the lock, so that the next waiter can try.
+    fn note_released(&self) {
         let was_given_back = std::mem::replace(&mut self.inner().is_given_back, true);
         if !was_given_back {
-            self.context.engine.lanes.give_back(&self.key);
+            self.context.engine.wait_queues.note_released(&self.key);
         }
     }
 
-    /// After the release: undoes the copy of the request that may still be under way, and gives the
-    /// lock back. `and_then` changes the state on the way.
+    /// Finishes a release: undoes a copy of the request that may still be open, and lets the next
+    /// waiter try. `and_then` updates the state first.
     fn settle<T>(&self, and_then: impl FnOnce(&mut Inner) -> T) -> T {
         let (seen, unsettled, was_given_back) = {
             let mut inner = self.inner();
@@ -248,15 +276,16 @@ impl<B: LockBackend> SharedLease<B> {
             undo_later(&self.context, *acquisition, None);
         }
         if !was_given_back {
-            self.context.engine.lanes.give_back(&self.key);
+            self.context.engine.wait_queues.note_released(&self.key);
         }
         seen
     }
 
-    /// Extends the lock, unless it is lost or let go.
+    /// Extends the lock, unless it is lost or its guard has let go.
     ///
-    /// Dropped half-way, the call goes on in the background and its answer is still noted.
-    pub(super) async fn extend(self: &Arc<Self>, ttl: Ttl) -> Result<Extend> {
+    /// If dropped before it completes, the call continues in the background and its outcome is
+    /// still recorded.
+    pub(super) async fn extend(self: &Arc<Self>, ttl: Ttl) -> Result<ExtendOutcome> {
         let begun = loop {
             let changed = self.changed.notified();
             let mut changed = pin!(changed);
@@ -280,22 +309,25 @@ impl<B: LockBackend> SharedLease<B> {
     }
 
     /// Sends an extend that the state machine has begun.
-    pub(super) async fn send_extend(self: &Arc<Self>, sent: SentExtend) -> Result<Extend> {
+    pub(super) async fn send_extend(self: &Arc<Self>, sent: SentExtend) -> Result<ExtendOutcome> {
         let request = ExtendRequest::new(self.lock_id, sent.ttl)
             .with_hint(self.hint())
-            // The backend gives up first, and can then leave a path that has died.
+            // The backend gives up first, and can then abandon a dead connection.
             .answer_within(sent.limit().mul_f64(0.9));
         let lease = Arc::clone(self);
-        let call = async move { lease.context.engine.backend.extend(&request).await };
-        // Whatever becomes of the call, the state machine hears of it.
-        let detach = |rest: Option<BoxFuture<Result<Extend>>>| match rest {
+        let call = async move {
+            let engine = &lease.context.engine;
+            engine.recorder.extend(&engine.backend, &request).await
+        };
+        // The state machine is notified however the call ends.
+        let detach = |rest: Option<BoxFuture<'static, Result<ExtendOutcome>>>| match rest {
             Some(rest) => self.note_later(rest, sent),
             None => self.note(sent, ExtendAnswer::Unknown),
         };
         let call = DetachOnDrop::new(call, detach);
         tokio::select! {
             biased;
-            // No extend is sent after a release, not even the rest of one.
+            // No extend is sent after a release, and one in progress does not continue.
             () = self.let_go_by_guard() => Ok(GONE),
             answer = call => self.note_answer(sent, answer),
             () = self.context.engine.ticker.sleep_until(sent.give_up_at) => {
@@ -305,8 +337,12 @@ impl<B: LockBackend> SharedLease<B> {
         }
     }
 
-    /// Drives an extend without a caller to its answer, which is noted.
-    fn note_later(self: &Arc<Self>, rest: BoxFuture<Result<Extend>>, sent: SentExtend) {
+    /// Drives a detached extend to its answer in the background and records it.
+    fn note_later(
+        self: &Arc<Self>,
+        rest: BoxFuture<'static, Result<ExtendOutcome>>,
+        sent: SentExtend,
+    ) {
         if self.inner().state.let_go_at().is_some() {
             return;
         }
@@ -329,21 +365,25 @@ impl<B: LockBackend> SharedLease<B> {
                     answer = rest => answer,
                 }
             };
-            // Whatever it says is noted; no one waits for the answer.
+            // Recorded; no caller waits for the answer.
             drop(lease.note_answer(sent, answer));
         });
     }
 
-    /// Takes over what an extend answered. Loss is final: an extension that comes after it is
+    /// Records the answer to an extend. Loss is final: a lock that is extended after its loss is
     /// released again.
-    fn note_answer(self: &Arc<Self>, sent: SentExtend, answer: Result<Extend>) -> Result<Extend> {
+    fn note_answer(
+        self: &Arc<Self>,
+        sent: SentExtend,
+        answer: Result<ExtendOutcome>,
+    ) -> Result<ExtendOutcome> {
         let noted = match &answer {
-            Ok(Extend::Extended(_)) => ExtendAnswer::Extended,
-            Ok(Extend::NotHeld(_)) => ExtendAnswer::NotHeld,
+            Ok(ExtendOutcome::Extended(_)) => ExtendAnswer::Extended,
+            Ok(ExtendOutcome::NotHeld(_)) => ExtendAnswer::NotHeld,
             Err(error) if error.may_have_taken_effect() => ExtendAnswer::Unknown,
             Err(_) => ExtendAnswer::Refused,
         };
-        if let Ok(Extend::Extended(extension)) = &answer
+        if let Ok(ExtendOutcome::Extended(extension)) = &answer
             && let mut inner = self.inner()
             && inner.state.is_open(sent)
         {
@@ -355,7 +395,7 @@ impl<B: LockBackend> SharedLease<B> {
         self.note(sent, noted);
         let is_over = self.end().is_some();
         match answer {
-            Ok(Extend::Extended(_)) if is_over => Ok(GONE),
+            Ok(ExtendOutcome::Extended(_)) if is_over => Ok(GONE),
             answer => answer,
         }
     }
@@ -376,16 +416,16 @@ impl<B: LockBackend> SharedLease<B> {
         }
     }
 
-    /// Gives the lock back and waits for the answer.
+    /// Releases the lock and waits for the answer.
     ///
-    /// Dropped half-way, the release goes on in the background.
-    pub(super) async fn release(self: &Arc<Self>) -> Result<Release> {
+    /// If dropped before it completes, the release continues in the background.
+    pub(super) async fn release(self: &Arc<Self>) -> Result<ReleaseOutcome> {
         let begun = self.let_go(|inner| {
             if inner.release == ReleaseState::Answered {
                 return None;
             }
             let before = std::mem::replace(&mut inner.release, ReleaseState::HandedOn);
-            // Nothing that was lost before can have been released by us.
+            // A lock that was lost before cannot have been released here.
             let may_have_worked = !inner.state.is_lost()
                 && matches!(
                     before,
@@ -394,18 +434,19 @@ impl<B: LockBackend> SharedLease<B> {
             Some((may_have_worked, inner.receipt.clone()))
         });
         let Some((may_have_worked, receipt)) = begun else {
-            return Ok(Release::NotHeld(Absence::NotFound));
+            return Ok(ReleaseOutcome::NotHeld(NotHeldReason::NotFound));
         };
         let hint = Hint::key(self.key.clone()).with_receipt(receipt);
-        let request = ReleaseRequest::new(self.lock_id).with_hint(hint);
+        let request = self.release_request(hint);
         let lease = Arc::clone(self);
-        let call = async move { lease.context.engine.backend.release(&request).await };
+        let call = async move { lease.send_release(&request).await };
         let detach = |rest| self.spawn_release(ReleaseSource::Guard, rest);
         let mut call = DetachOnDrop::new(call, detach);
         let answer = match poll_once(Pin::new(&mut call)).await {
             Poll::Ready(answer) => answer,
             Poll::Pending => {
-                // Only a call that waits needs its runtime. Elsewhere it is handed home.
+                // Only a call that has to wait needs the locker's runtime. In another runtime it
+                // is dropped, and so continues in the background of the locker's.
                 self.context.engine.check_runtime()?;
                 call.await
             }
@@ -414,14 +455,14 @@ impl<B: LockBackend> SharedLease<B> {
             Ok(answer) => {
                 let lost = self.settle(|inner| {
                     inner.release = ReleaseState::Answered;
-                    let was_lost = matches!(answer, Release::NotHeld(_)) && !may_have_worked;
-                    if was_lost { inner.state.was_not_held() } else { None }
+                    let was_lost = matches!(answer, ReleaseOutcome::NotHeld(_)) && !may_have_worked;
+                    if was_lost { inner.state.mark_not_held() } else { None }
                 });
                 if let Some(reason) = lost {
                     self.tell_loss(reason);
                 }
-                // The release before this one may have worked although its answer was lost.
-                Ok(if may_have_worked { Release::Released } else { answer })
+                // The release before this one may have taken effect although its answer was lost.
+                Ok(if may_have_worked { ReleaseOutcome::Released } else { answer })
             }
             Err(error) => {
                 let may_have_worked = may_have_worked || error.may_have_taken_effect();
@@ -431,7 +472,7 @@ impl<B: LockBackend> SharedLease<B> {
         }
     }
 
-    /// The guard goes: releases the lock in the background, unless that is done or under way.
+    /// Releases the lock in the background, unless that is done or in progress.
     pub(super) fn abandon(self: &Arc<Self>) {
         let before = self.let_go(|inner| {
             let before = inner.release;
@@ -445,35 +486,66 @@ impl<B: LockBackend> SharedLease<B> {
         }
     }
 
-    /// The lock is kept beyond its guard.
+    /// Keeps the lock beyond its guard.
     pub(super) fn keep(&self) {
         self.let_go(|inner| inner.release = ReleaseState::HandedOn);
-        self.give_back();
+        self.note_released();
     }
 
-    /// Releases the lock in the background, until it is answered or its time is over. `begun` is a
-    /// call that is already under way.
+    /// Releases the lock in the background, with retries until [`Self::release_limit`]. `begun` is
+    /// a call that is already in progress.
     fn spawn_release(
         self: &Arc<Self>,
         source: ReleaseSource,
-        begun: Option<BoxFuture<Result<Release>>>,
+        begun: Option<BoxFuture<'static, Result<ReleaseOutcome>>>,
     ) {
         let which = ReleaseContext { key: self.key.clone(), lock_id: self.lock_id, source };
-        let report = Report::new(Arc::clone(&self.context), which);
+        let report = ReleaseReport::new(Arc::clone(&self.context), which);
         let lease = Arc::clone(self);
         self.context.engine.background.spawn(async move {
             let limit = lease.release_limit();
-            let request = ReleaseRequest::new(lease.lock_id).with_hint(lease.hint());
-            let ask = || lease.context.engine.backend.release(&request);
+            let request = lease.release_request(lease.hint());
+            let ask = || lease.send_release(&request);
             let answer = release_until(&lease.context, limit, begun, ask).await;
             report.settle(answer.map(|_answer| ()));
             lease.settle(|_inner| ());
         });
     }
 
-    /// Until when a release that is first tried now may be tried.
+    /// Releases the lock, or sets its TTL to what is left of `hold_at_least`.
+    async fn send_release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        let engine = &self.context.engine;
+        let rest = self.left_of_hold();
+        if rest.is_zero() {
+            return engine.recorder.release(&engine.backend, request).await;
+        }
+        let request = ExtendRequest::new(self.lock_id, Ttl::new(rest)?);
+        let request = request.with_hint(self.hint());
+        Ok(match engine.recorder.extend(&engine.backend, &request).await? {
+            ExtendOutcome::Extended(_) => ReleaseOutcome::Released,
+            ExtendOutcome::NotHeld(reason) => ReleaseOutcome::NotHeld(reason),
+        })
+    }
+
+    /// How much is left of `hold_at_least`; nothing if the lock is lost.
+    fn left_of_hold(&self) -> Duration {
+        let at_least = self.context.options.hold_at_least;
+        if at_least.is_zero() || self.inner().state.is_lost() {
+            return Duration::ZERO;
+        }
+        at_least.saturating_sub(self.now().since(self.inner().state.since()))
+    }
+
+    fn release_request(&self, hint: Hint) -> ReleaseRequest {
+        let request = ReleaseRequest::new(self.lock_id).with_hint(hint);
+        let let_go_at = self.inner().state.let_go_at();
+        let age = let_go_at.map_or(Duration::ZERO, |at| at.since(self.wanted_since));
+        if is_worth_order(age) { request.with_holder_age(age) } else { request }
+    }
+
+    /// Returns until when a release that begins now may be retried.
     pub(super) fn release_limit(&self) -> LocalInstant {
-        /// A lock that is already lost is still given this long to be released.
+        /// The least time for a release, for locks that are already lost.
         const AT_LEAST: Duration = Duration::from_secs(5);
         let now = self.now();
         match self.context.options.release_timeout {
@@ -483,19 +555,19 @@ impl<B: LockBackend> SharedLease<B> {
     }
 }
 
-/// The answer to an extend of a lock that is not ours any longer.
-const GONE: Extend = Extend::NotHeld(Absence::Expired);
+/// The answer to an extend of a lock that is no longer held.
+const GONE: ExtendOutcome = ExtendOutcome::NotHeld(NotHeldReason::Expired);
 
-/// The lane can take the lock back from a guard that outlives its locker.
+/// Lets `release_all` release the lock while its guard still exists.
 impl<B: LockBackend> LocalHolder for SharedLease<B> {
     fn release_now(self: Arc<Self>) {
         self.abandon();
     }
 }
 
-/// However the lock ended, the lane must not wait for it any longer.
+/// However the lease ended, the queue must no longer wait for it.
 impl<B: LockBackend> Drop for SharedLease<B> {
     fn drop(&mut self) {
-        self.give_back();
+        self.note_released();
     }
 }

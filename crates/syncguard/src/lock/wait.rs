@@ -1,5 +1,5 @@
-//! Waiting for a lock: in order within this process, woken by the store where it can, polling as
-//! the net underneath.
+//! Waits for a lock: in order within this process, woken by the store's notifications where it
+//! sends them, with polling as a fallback.
 
 use std::future::{pending, poll_fn};
 use std::pin::{Pin, pin};
@@ -12,92 +12,98 @@ use tokio::sync::MutexGuard;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::attempt::{Attempts, Found};
+use super::attempt::{Attempted, Attempts, LockCall};
 use super::clock::LocalInstant;
 use super::context::Context;
 use super::detach::poll_once;
 use super::guard::LockGuard;
-use super::lanes::{Lane, Turn};
-
 use super::retry::{Next, Schedule};
+use super::wait_queue::{QueueHead, WaitQueue, pause_in_order};
 use crate::common::backoff::random_fraction;
 use crate::common::error::{Error, ErrorCode, Result};
+use crate::common::fence::Fence;
 use crate::common::key::Key;
 use crate::contract::LockBackend;
 use crate::contract::event::{EngineEvent, WaitOutcome};
-use crate::contract::wake::WakeUps;
+use crate::contract::notifier::Subscription;
 
 /// One call of `lock` or `try_lock`.
 pub(super) struct Wait<'a, B: LockBackend> {
-    context: &'a Arc<Context<B>>,
-    key: &'a Key,
-    started: LocalInstant,
-    attempts: AtomicU32,
-    /// The error of the last attempt, if it was ridden out.
-    trouble: Mutex<Option<Error>>,
-    /// Makes a shutdown wait for what is under way here, until this is dropped.
+    call: LockCall<'a, B>,
+    /// The error of the last attempt, if the wait continued through it.
+    last_error: Mutex<Option<Error>>,
+    /// Makes a shutdown wait for what is in progress here, until this is dropped.
     under_way: OnceLock<TaskTrackerToken>,
     outcome: WaitOutcome,
+    /// The number of the fence that was granted; 0 for none. Half the size of an `Option`.
+    fence: u64,
 }
 
-/// Who has the lock that is waited for.
+/// Who holds the lock that is waited for.
 enum Holder {
     /// This process.
     Here,
-    /// Somebody whom only the store knows, or nobody can tell.
-    Elsewhere { free_in: Option<Duration> },
+    /// Another process, or unknown.
+    Elsewhere { expires_in: Option<Duration> },
 }
 
 impl<'a, B: LockBackend> Wait<'a, B> {
     pub(super) fn new(context: &'a Arc<Context<B>>, key: &'a Key) -> Self {
         Self {
-            context,
-            key,
-            started: context.engine.ticker.now(),
-            attempts: AtomicU32::new(0),
-            trouble: Mutex::new(None),
+            call: LockCall {
+                context,
+                key,
+                started: context.engine.ticker.now(),
+                attempts: AtomicU32::new(0),
+            },
+            last_error: Mutex::new(None),
             under_way: OnceLock::new(),
-            // What it is if the caller drops the wait.
+            // The outcome if the caller drops the wait.
             outcome: WaitOutcome::Cancelled,
+            fence: 0,
         }
     }
 
-    /// One attempt, without queueing.
+    /// Makes one attempt, without queueing.
     pub(super) async fn once(&mut self) -> Result<Option<LockGuard<B>>> {
-        let mut attempts =
-            Attempts::new(self.context, self.key, &self.attempts, None, Some(self.started));
+        let mut attempts = Attempts::new(&self.call, None, true);
         let result = self.bounded(pin!(attempts.ask())).await;
         drop(attempts);
         self.outcome = match &result {
-            Ok(Found::Ours(_)) => WaitOutcome::Acquired,
-            Ok(Found::Taken { .. }) => WaitOutcome::Contended,
+            Ok(Attempted::Acquired(_)) => WaitOutcome::Acquired,
+            Ok(Attempted::Contended { .. }) => WaitOutcome::Contended,
             Err(error) => outcome_of(error),
         };
         Ok(match result? {
-            Found::Ours(guard) => Some(guard),
-            Found::Taken { .. } => None,
+            Attempted::Acquired(guard) => {
+                self.fence = guard.try_fence().map_or(0, Fence::get);
+                Some(guard)
+            }
+            Attempted::Contended { .. } => None,
         })
     }
 
-    /// Attempts until the lock is ours or the time is over.
+    /// Attempts until the lock is acquired or the time is over.
     pub(super) async fn until_acquired(&mut self) -> Result<LockGuard<B>> {
-        if self.context.options.timeout == Some(Duration::ZERO) {
+        if self.call.context.options.timeout == Some(Duration::ZERO) {
             self.outcome = WaitOutcome::TimedOut;
             return Err(self.timed_out());
         }
-        let result = self.bounded(pin!(self.in_turn())).await;
+        let result = self.bounded(pin!(self.in_order())).await;
         self.outcome = result.as_ref().map_or_else(outcome_of, |_guard| WaitOutcome::Acquired);
+        let fence = result.as_ref().ok().and_then(LockGuard::try_fence);
+        self.fence = fence.map_or(0, Fence::get);
         result
     }
 
-    /// Bounds a wait by the timeout and the cancellation token, a running attempt included.
+    /// Limits a wait by the timeout and the cancellation token, including an attempt in progress.
     ///
-    /// Futures are passed by reference, and the limits are only made when there is something to
-    /// wait for: a parked waiter is small, and a lock that is free costs no timer.
+    /// Futures are passed by reference, and the limits are created only when there is something to
+    /// wait for: a parked waiter is small, and a free lock costs no timer.
     async fn bounded<T>(&self, mut wait: Pin<&mut impl Future<Output = Result<T>>>) -> Result<T> {
         let mut limits = None;
         let found = poll_fn(|context| {
-            // First, so that a waiter whose turn comes with its cancellation asks nobody.
+            // First, so that a canceled waiter that reaches the head does not ask the store.
             if self.is_cancelled() {
                 return Poll::Ready(Err(self.cancelled()));
             }
@@ -105,33 +111,34 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 return Poll::Ready(result);
             }
             if limits.is_none() {
-                // Only what waits needs its runtime. What was sent elsewhere is undone at home.
-                self.context.engine.check_runtime()?;
+                // Only a call that has to wait needs the locker's runtime. A request that was sent
+                // from another runtime is undone in the locker's.
+                self.call.context.engine.check_runtime()?;
             }
-            self.under_way.get_or_init(|| self.context.engine.background.token());
+            self.under_way.get_or_init(|| self.call.context.engine.background.token());
             let limits = limits.get_or_insert_with(|| Box::pin(self.limits()));
             limits.as_mut().poll(context).map(Err)
         })
         .await?;
-        // A lock that came too late is dropped here, and so released.
+        // A lock that came too late is dropped here, which releases it.
         if self.is_late() { Err(self.timed_out()) } else { Ok(found) }
     }
 
     fn is_late(&self) -> bool {
-        self.deadline().is_some_and(|deadline| self.context.engine.ticker.now() >= deadline)
+        self.deadline().is_some_and(|deadline| self.call.context.engine.ticker.now() >= deadline)
     }
 
     fn is_cancelled(&self) -> bool {
-        let token = self.context.options.cancel.as_ref();
+        let token = self.call.context.options.cancel.as_ref();
         token.is_some_and(CancellationToken::is_cancelled)
-            || self.context.engine.shut_down.is_cancelled()
+            || self.call.context.engine.is_shut_down()
     }
 
-    /// Waits for whatever ends the wait without the lock.
+    /// Completes when the wait must end without the lock.
     async fn limits(&self) -> Error {
         let cancelled = async {
-            let shut_down = self.context.engine.shut_down.cancelled();
-            match &self.context.options.cancel {
+            let shut_down = self.call.context.engine.shut_down.cancelled();
+            match &self.call.context.options.cancel {
                 None => shut_down.await,
                 // Boxed, so that waiters without a token are smaller.
                 Some(token) => {
@@ -146,294 +153,312 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 }
             }
         };
+        let ticker = &self.call.context.engine.ticker;
         tokio::select! {
             biased;
             () = cancelled => self.cancelled(),
-            () = self.context.engine.ticker.sleep_until_some(self.deadline()) => self.timed_out(),
+            () = ticker.sleep_until_some(self.deadline()) => self.timed_out(),
         }
     }
 
-    /// When the time is over. A timeout of zero bounds no attempt: `lock` makes none, and the one of
-    /// `try_lock` is made whatever the timeout.
+    /// Returns when the time is over. A timeout of zero limits no attempt: `lock` makes none, and
+    /// `try_lock` makes one whatever the timeout.
     fn deadline(&self) -> Option<LocalInstant> {
-        let timeout = self.context.options.timeout.filter(|timeout| !timeout.is_zero());
-        timeout.map(|timeout| self.started + timeout)
+        let timeout = self.call.context.options.timeout.filter(|timeout| !timeout.is_zero());
+        timeout.map(|timeout| self.call.started + timeout)
     }
 
-    /// Waits for the turn within this process, then for the lock.
-    async fn in_turn(&self) -> Result<LockGuard<B>> {
-        let visit = self.context.engine.lanes.enter(self.key);
-        let lane = &*visit.lane;
-        let (mut turn, schedule, now) = if let Ok(turn) = lane.turn.try_lock() {
-            (turn, None, Some(self.started))
+    /// Waits to become the head of the queue within this process, then for the lock.
+    async fn in_order(&self) -> Result<LockGuard<B>> {
+        let ticket = self.call.context.engine.wait_queues.enter(self.call.key);
+        let queue = &*ticket.queue;
+        let (mut head, schedule, is_new) = if let Ok(head) = queue.head.try_lock() {
+            (head, None, true)
         } else {
-            let (turn, schedule) = match self.context.options.max_retries() {
-                None => (lane.turn.lock().await, None),
+            let (head, schedule) = match self.call.context.options.max_retries() {
+                None => (queue.head.lock().await, None),
                 // Boxed, so that waiters without a limit are smaller.
-                Some(_) => Box::pin(self.turn_within_retries(lane)).await?,
+                Some(_) => Box::pin(self.reach_head_within_retries(queue)).await?,
             };
             if self.is_late() {
-                // Its turn came with its timeout; it leaves without asking.
+                // It became the head when its timeout was over; it leaves without asking.
                 return Err(self.timed_out());
             }
-            (turn, schedule, None)
+            (head, schedule, false)
         };
-        let mut attempts = Attempts::new(self.context, self.key, &self.attempts, Some(&visit), now);
-        // What this process holds itself need not be asked for until it is given back; but with one
+        let mut attempts = Attempts::new(&self.call, Some(&ticket), is_new);
+        // A lock that this process holds itself is not asked for until it is released. But with one
         // attempt and no retries there is no time to wait for that.
         let mut holder = Holder::Here;
-        if lane.held_until().is_none() || self.context.options.max_retries() == Some(0) {
-            match self.ask(lane, &mut turn, &mut attempts).await? {
-                Found::Ours(guard) => return Ok(guard),
-                Found::Taken { free_in } => holder = Holder::Elsewhere { free_in },
+        if queue.held_until().is_none() || self.call.context.options.max_retries() == Some(0) {
+            match self.ask(queue, &mut head, &mut attempts).await? {
+                Attempted::Acquired(guard) => return Ok(guard),
+                Attempted::Contended { expires_in } => holder = Holder::Elsewhere { expires_in },
             }
         }
         // Boxed, because only the first waiter of a key needs it.
-        Box::pin(self.contend(lane, turn, attempts, holder, schedule)).await
+        Box::pin(self.contend(queue, head, attempts, holder, schedule)).await
     }
 
-    /// Waits for the turn. A waiter in the queue knows that the lock is taken: its retries are used
-    /// up without asking.
-    async fn turn_within_retries<'lane>(
+    /// Waits to become the head. A waiter in the queue knows that the lock is held: its retries are
+    /// used up without asking.
+    async fn reach_head_within_retries<'queue>(
         &self,
-        lane: &'lane Lane,
-    ) -> Result<(MutexGuard<'lane, Turn>, Option<Box<Schedule>>)> {
-        let ticker = &self.context.engine.ticker;
-        let options = &self.context.options;
+        queue: &'queue WaitQueue,
+    ) -> Result<(MutexGuard<'queue, QueueHead>, Option<Box<Schedule>>)> {
+        let ticker = &self.call.context.engine.ticker;
+        let options = &self.call.context.options;
         let mut schedule = Box::new(Schedule::new(options.retry_policy(), options.timeout));
-        let mut turn = pin!(lane.turn.lock());
+        let mut head = pin!(queue.head.lock());
         loop {
-            if let Poll::Ready(turn) = poll_once(turn.as_mut()).await {
-                return Ok((turn, Some(schedule)));
+            if let Poll::Ready(head) = poll_once(head.as_mut()).await {
+                return Ok((head, Some(schedule)));
             }
             let retry_at = self.next_retry(&mut schedule, None)?;
             tokio::select! {
                 biased;
-                turn = turn.as_mut() => return Ok((turn, Some(schedule))),
+                head = head.as_mut() => return Ok((head, Some(schedule))),
                 () = ticker.sleep_until_some(retry_at) => {
-                    schedule.timer_fired(ticker.now().since(self.started));
+                    schedule.timer_fired(ticker.now().since(self.call.started));
                 }
             }
         }
     }
 
-    /// When the policy wants its next retry, if it wants one before the timeout.
+    /// Returns when the next retry is due, or `None` if none is due before the timeout.
     fn next_retry(
         &self,
         schedule: &mut Schedule,
         cap: Option<Duration>,
     ) -> Result<Option<LocalInstant>> {
-        let elapsed = self.context.engine.ticker.now().since(self.started);
+        let elapsed = self.call.context.engine.ticker.now().since(self.call.started);
         match schedule.next(elapsed, cap, random_fraction()) {
-            Next::AskAt(at) => Ok(Some(self.started + at)),
+            Next::AskAt(at) => Ok(Some(self.call.started + at)),
             Next::WaitForTimeout => Ok(None),
             Next::GiveUp => Err(self.timed_out()),
         }
     }
 
-    /// Waits and asks until the lock is ours.
+    /// Waits and asks until the lock is acquired.
     async fn contend(
         &self,
-        lane: &Lane,
-        mut turn: MutexGuard<'_, Turn>,
+        queue: &WaitQueue,
+        mut head: MutexGuard<'_, QueueHead>,
         mut attempts: Attempts<'_, B>,
         mut holder: Holder,
         schedule: Option<Box<Schedule>>,
     ) -> Result<LockGuard<B>> {
-        let options = &self.context.options;
+        let options = &self.call.context.options;
         let mut schedule = schedule
             .unwrap_or_else(|| Box::new(Schedule::new(options.retry_policy(), options.timeout)));
         loop {
             match holder {
                 Holder::Here => {
-                    self.pause_until_given_back(lane, &mut turn, &mut schedule).await?;
+                    self.pause_until_released(queue, &mut head, &mut schedule).await?;
                 }
-                Holder::Elsewhere { free_in } => {
-                    self.pause(lane, &mut turn, &mut schedule, free_in).await?;
+                Holder::Elsewhere { expires_in } => {
+                    self.pause(queue, &mut head, &mut schedule, expires_in).await?;
                 }
             }
-            match self.ask(lane, &mut turn, &mut attempts).await? {
-                Found::Ours(guard) => return Ok(guard),
-                Found::Taken { .. } if lane.held_until().is_some() => holder = Holder::Here,
-                Found::Taken { free_in } => holder = Holder::Elsewhere { free_in },
+            match self.ask(queue, &mut head, &mut attempts).await? {
+                Attempted::Acquired(guard) => return Ok(guard),
+                Attempted::Contended { .. } if queue.held_until().is_some() => {
+                    holder = Holder::Here;
+                }
+                Attempted::Contended { expires_in } => holder = Holder::Elsewhere { expires_in },
             }
         }
     }
 
-    /// Asks the store once, and takes an error that is to be ridden out for a lock that is held.
+    /// Asks the store once. With `retry_on_error`, a retryable error counts as a held lock.
     async fn ask(
         &self,
-        lane: &Lane,
-        turn: &mut Turn,
+        queue: &WaitQueue,
+        head: &mut QueueHead,
         attempts: &mut Attempts<'_, B>,
-    ) -> Result<Found<B>> {
+    ) -> Result<Attempted<B>> {
         let answer = attempts.ask().await;
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) =
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) =
             answer.as_ref().err().cloned();
         match answer {
-            Ok(Found::Ours(guard)) => {
-                turn.courtesy.granted(guard.try_fence());
-                if let Some(wake_ups) = &mut turn.wake_ups {
-                    wake_ups.mark_seen();
+            Ok(Attempted::Acquired(guard)) => {
+                head.fairness.granted(guard.try_fence());
+                if let Some(subscription) = &mut head.subscription {
+                    subscription.mark_seen();
                 }
-                Ok(Found::Ours(guard))
+                Ok(Attempted::Acquired(guard))
             }
             Ok(taken) => {
-                if lane.held_until().is_none() {
-                    turn.courtesy.met_others();
+                if queue.held_until().is_none() {
+                    head.fairness.met_others();
                 }
                 Ok(taken)
             }
-            Err(error) if self.context.options.ride_out_errors && error.is_retryable() => {
-                Ok(Found::Taken { free_in: None })
+            Err(error) if self.call.context.options.retry_on_error && error.is_retryable() => {
+                Ok(Attempted::Contended { expires_in: None })
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Sleeps until this process has given the lock back, or must have lost it. A wake-up would
-    /// only be the echo of an earlier release; the slow net stays. Retries are used up without
-    /// asking: the answer is known.
-    async fn pause_until_given_back(
+    /// Sleeps until this process has released the lock, or must have lost it.
+    ///
+    /// Notifications are ignored, because they could only be of an earlier release; the slow
+    /// polling continues. Retries are used up without asking, because the answer is known.
+    async fn pause_until_released(
         &self,
-        lane: &Lane,
-        turn: &mut Turn,
+        queue: &WaitQueue,
+        head: &mut QueueHead,
         schedule: &mut Schedule,
     ) -> Result<()> {
-        let ticker = &self.context.engine.ticker;
-        let ask_anyway_at = ticker.now() + self.context.engine.poll_interval;
+        let ticker = &self.call.context.engine.ticker;
+        let ask_anyway_at = ticker.now() + self.call.context.engine.poll_interval;
         loop {
-            let Some(held_until) = lane.held_until() else { return Ok(()) };
+            let Some(held_until) = queue.held_until() else { return Ok(()) };
             let retry_at =
                 if schedule.is_limited() { self.next_retry(schedule, None)? } else { None };
             tokio::select! {
                 biased;
-                () = lane.given_back.notified() => {
-                    if turn.courtesy.is_due() {
-                        self.let_others_go_first(turn).await;
+                () = queue.released.notified() => {
+                    if head.fairness.count_handoff() {
+                        self.let_others_go_first(head).await;
                     }
                     return Ok(());
                 }
                 () = ticker.sleep_until(held_until) => {
-                    lane.set_not_held();
+                    queue.set_not_held();
                     return Ok(());
                 }
                 () = ticker.sleep_until(ask_anyway_at) => return Ok(()),
                 () = ticker.sleep_until_some(retry_at) => {
-                    schedule.timer_fired(ticker.now().since(self.started));
+                    schedule.timer_fired(ticker.now().since(self.call.started));
                 }
             }
         }
     }
 
-    /// Sleeps until the next attempt at a lock that somebody else holds is worthwhile.
+    /// Sleeps until the next attempt at a lock that another process holds is worthwhile.
     async fn pause(
         &self,
-        lane: &Lane,
-        turn: &mut Turn,
+        queue: &WaitQueue,
+        head: &mut QueueHead,
         schedule: &mut Schedule,
-        free_in: Option<Duration>,
+        expires_in: Option<Duration>,
     ) -> Result<()> {
-        /// A store whose clock is a little off must not be asked without a pause.
+        /// The shortest pause, so that a store whose clock is slightly off is not asked in a loop.
         const LEAST: Duration = Duration::from_millis(5);
-        let ticker = &self.context.engine.ticker;
-        let free_at = free_in.map(|free_in| ticker.now() + free_in.max(LEAST));
-        let are_working = turn.wake_ups.as_ref().is_some_and(WakeUps::are_working);
-        let cap = are_working.then_some(self.context.engine.poll_interval);
+        let ticker = &self.call.context.engine.ticker;
+        let free_at = expires_in.map(|expires_in| ticker.now() + expires_in.max(LEAST));
+        let is_working = head.subscription.as_ref().is_some_and(Subscription::is_working);
+        let cap = is_working.then_some(self.call.context.engine.poll_interval);
         let ask_at = self.next_retry(schedule, cap)?;
-        if self.subscribe(turn).await {
+        if self.subscribe(head).await {
             return Ok(());
         }
         let woken = async {
-            match &mut turn.wake_ups {
-                Some(wake_ups) => wake_ups.woken().await,
+            match &mut head.subscription {
+                Some(subscription) => subscription.notified().await,
                 None => pending().await,
             }
         };
         tokio::select! {
             biased;
-            () = lane.given_back.notified() => {}
-            () = woken => {}
+            () = queue.released.notified() => {}
+            holder_age = woken => {
+                if let Some(holder_age) = holder_age
+                    && !head.subscription.as_ref().is_some_and(Subscription::is_alone)
+                {
+                    let waited = ticker.now().since(self.call.started);
+                    ticker.sleep(pause_in_order(waited, holder_age)).await;
+                }
+            }
             () = ticker.sleep_until_some(free_at) => {}
             () = ticker.sleep_until_some(ask_at) => {
-                schedule.timer_fired(ticker.now().since(self.started));
-                // A timer that was due at once must not keep everybody else from running.
+                schedule.timer_fired(ticker.now().since(self.call.started));
+                // A timer that was due at once must not keep other tasks from running.
                 tokio::task::yield_now().await;
             }
         }
         Ok(())
     }
 
-    /// Sits out one round of wake-ups: waits for the one that our own release has sent to
-    /// everybody, then a moment longer.
-    async fn let_others_go_first(&self, turn: &mut Turn) {
+    /// Sits out one round of notifications: waits for the one that this process's own release has
+    /// sent to every waiter, then a moment longer.
+    async fn let_others_go_first(&self, head: &mut QueueHead) {
         const ROUND: Duration = Duration::from_millis(10);
         const HEAD_START: Duration = Duration::from_millis(1);
-        let is_new = self.subscribe(turn).await;
-        if let Some(wake_ups) = &mut turn.wake_ups {
-            if wake_ups.is_alone() {
+        let is_new = self.subscribe(head).await;
+        if let Some(subscription) = &mut head.subscription {
+            if subscription.is_alone() {
                 return;
             }
             if !is_new {
-                // Whether it came or not, the round is over.
-                drop(tokio::time::timeout(ROUND, wake_ups.woken()).await);
+                // Whether the notification came or not, the round is over.
+                drop(tokio::time::timeout(ROUND, subscription.notified()).await);
             }
         }
-        self.context.engine.ticker.sleep(HEAD_START).await;
+        self.call.context.engine.ticker.sleep(HEAD_START).await;
     }
 
-    /// Subscribes to wake-ups if nobody in this lane has yet. When that is new, one more attempt
-    /// must be made before waiting: a release may have come just before.
-    async fn subscribe(&self, turn: &mut Turn) -> bool {
-        /// How long a subscription that failed is left alone.
+    /// Subscribes to notifications, unless this queue has a subscription. Returns `true` if the
+    /// subscription is new: the caller must then make one more attempt before it waits, because a
+    /// release may have come just before.
+    async fn subscribe(&self, head: &mut QueueHead) -> bool {
+        /// The pause after a subscription that failed.
         const LEFT_ALONE: Duration = Duration::from_secs(10);
-        let ticker = &self.context.engine.ticker;
-        if turn.wake_ups.is_some() || turn.subscribe_after.is_some_and(|at| ticker.now() < at) {
+        let ticker = &self.call.context.engine.ticker;
+        if head.subscription.is_some() || head.subscribe_after.is_some_and(|at| ticker.now() < at) {
             return false;
         }
-        // Noted before: a waiter that gives up meanwhile does not hand the trouble on.
-        turn.subscribe_after = Some(ticker.now() + LEFT_ALONE);
-        // Bounded, because nothing else is noticed meanwhile.
-        let limit = ticker.now() + self.context.engine.poll_interval;
-        turn.wake_ups = tokio::select! {
+        // Set before subscribing: if this waiter gives up in the meantime, the next one does not
+        // repeat the delay.
+        head.subscribe_after = Some(ticker.now() + LEFT_ALONE);
+        // Limited, because this waiter notices nothing else in the meantime.
+        let limit = ticker.now() + self.call.context.engine.poll_interval;
+        let backend = &self.call.context.engine.backend;
+        head.subscription = tokio::select! {
             biased;
-            wake_ups = self.context.engine.backend.wake_ups(self.key) => wake_ups,
+            subscription = backend.subscribe(self.call.key) => subscription,
             () = ticker.sleep_until(limit) => None,
         };
-        turn.wake_ups.is_some()
+        head.subscription.is_some()
     }
 
     fn timed_out(&self) -> Error {
-        let elapsed = self.context.engine.ticker.now().since(self.started);
-        let attempts = self.attempts.load(Ordering::Relaxed);
-        let message = format!(
-            "the lock was not obtained within {} ms ({attempts} attempts)",
-            elapsed.as_millis()
-        );
-        let error = Error::new(ErrorCode::AcquisitionTimeout, message).with_key(self.key);
-        match self.trouble.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        let elapsed = self.call.context.engine.ticker.now().since(self.call.started);
+        let attempts = self.call.attempts.load(Ordering::Relaxed);
+        let elapsed_ms = elapsed.as_millis();
+        let message = match attempts {
+            0 => format!("the lock was not acquired within {elapsed_ms} ms: held in this process"),
+            1 => format!("the lock was not acquired within {elapsed_ms} ms (1 attempt)"),
+            _ => format!("the lock was not acquired within {elapsed_ms} ms ({attempts} attempts)"),
+        };
+        let error = Error::new(ErrorCode::AcquisitionTimeout, message).with_key(self.call.key);
+        match self.last_error.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(trouble) => error.with_source(trouble),
             None => error,
         }
     }
 
     fn cancelled(&self) -> Error {
-        let error = if self.context.engine.shut_down.is_cancelled() {
+        let error = if self.call.context.engine.is_shut_down() {
             Error::shut_down()
         } else {
             Error::canceled("the wait for the lock was canceled")
         };
-        error.with_key(self.key)
+        error.with_key(self.call.key)
     }
 }
 
 impl<B: LockBackend> Drop for Wait<'_, B> {
     fn drop(&mut self) {
-        self.context.engine.observe(|| EngineEvent::Waited {
-            key_hash: self.key.hash(),
+        self.call.context.engine.recorder.engine(|| EngineEvent::Waited {
+            key_hash: self.call.key.hash_id(),
+            label: self.call.context.options.label.clone(),
+            fence: Fence::new(self.fence).ok().filter(|fence| fence.get() > 0),
             outcome: self.outcome,
-            waited: self.context.engine.ticker.now().since(self.started),
-            attempts: self.attempts.load(Ordering::Relaxed),
+            waited: self.call.context.engine.ticker.now().since(self.call.started),
+            attempts: self.call.attempts.load(Ordering::Relaxed),
         });
     }
 }

@@ -1,5 +1,5 @@
-//! A backend that lives in another process: this program again, which does what it is told by lines.
-//! Every backend of the kit is a process of its own, so what they share is the file alone.
+//! A backend in another process: this program again, which reads commands line by line. Every
+//! backend of the kit is its own process, so the backends share only the file.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -10,12 +10,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, Capabilities, ExtendRequest, Extension, Fenced, Lease,
+    ReleaseRequest, StoredLock, TimeAuthority,
+};
 use syncguard::conformance::{Fixture, RawLock};
 use syncguard::sqlite::SqliteConfig;
 use syncguard::{
-    Absence, Acquire, AcquireRequest, Capabilities, Error, ErrorCode, Extend, ExtendRequest,
-    Extension, Fence, Fenced, Key, Lease, LockBackend, LockId, Release, ReleaseRequest, Result,
-    SqliteBackend, StoredLock, TimeAuthority, Timestamp, Ttl, diagnostics,
+    Error, ErrorCode, ExtendOutcome, Fence, Key, LockBackend, LockId, NotHeldReason,
+    ReleaseOutcome, Result, SqliteBackend, Timestamp, Ttl, diagnostics,
 };
 use tokio::sync::oneshot;
 
@@ -24,7 +27,7 @@ use super::SqliteFixture;
 const FILE: &str = "SYNCGUARD_TEST_REMOTE";
 const CLEANS_UP: &str = "SYNCGUARD_TEST_REMOTE_CLEANS_UP";
 
-/// The store of the other fixture, every backend in a process of its own.
+/// The SQLite fixture, with every backend in its own process.
 pub(crate) struct RemoteFixture(SqliteFixture);
 
 impl RemoteFixture {
@@ -115,8 +118,8 @@ impl Remote {
         order["n"] = json!(number);
         let (sender, answer) = oneshot::channel();
         self.waiting.lock().expect("no panic inside").insert(number, sender);
-        writeln!(self.orders.lock().expect("no panic inside"), "{order}").expect("it listens");
-        let answer = answer.await.expect("it answers");
+        writeln!(self.orders.lock().expect("no panic inside"), "{order}").expect("it reads");
+        let answer = answer.await.expect("it responds");
         match answer["error"].as_str() {
             None => Ok(answer["ok"].clone()),
             Some("Internal") => {
@@ -124,7 +127,7 @@ impl Remote {
                 let operation = if answer["operation"] == "acquire" { "acquire" } else { "other" };
                 Err(error.with_operation("sqlite", operation))
             }
-            Some(code) => panic!("unexpected there: {code}"),
+            Some(code) => panic!("unexpected error in the other process: {code}"),
         }
     }
 }
@@ -137,8 +140,8 @@ impl Drop for Remote {
     }
 }
 
-fn absence(value: &Value) -> Absence {
-    if value == "expired" { Absence::Expired } else { Absence::NotFound }
+fn absence(value: &Value) -> NotHeldReason {
+    if value == "expired" { NotHeldReason::Expired } else { NotHeldReason::NotFound }
 }
 
 fn millis(value: &Value) -> Timestamp {
@@ -156,9 +159,9 @@ fn stored(value: &Value) -> Option<StoredLock> {
             Key::new(text("key")).expect("valid"),
             LockId::parse(text("id")).expect("valid"),
             fence(&value["fence"]),
-            millis(&value["acquired"]),
-            millis(&value["expires"]),
         )
+        .acquired_at(millis(&value["acquired"]))
+        .expires_at(millis(&value["expires"]))
     })
 }
 
@@ -166,44 +169,44 @@ impl LockBackend for Remote {
     type Fencing = Fenced;
 
     fn capabilities(&self) -> Capabilities {
-        // What was told to another process cannot be called back.
+        // A command that was sent to the other process cannot be taken back.
         Capabilities::new::<Fenced>("sqlite", TimeAuthority::Server)
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let (key, id) = (request.key().as_str(), request.lock_id());
         let order = json!({"acquire": key, "id": id.expose(), "ttl": request.ttl().as_millis()});
         let answer = self.ask(order).await.map_err(|error| error.with_key(request.key()))?;
         Ok(if answer["fence"].is_u64() {
             let fence = fence(&answer["fence"]);
-            // There it was logged too, where nobody reads it.
+            // The other process logs the warning too, but the kit reads only the log of this one.
             fence.warn_near_the_end(request.key());
-            Acquire::Acquired(Lease::new(fence, millis(&answer["expires"])))
+            AcquireOutcome::Acquired(Lease::new(fence, millis(&answer["expires"])))
         } else if answer == "spent" {
-            Acquire::Spent
+            AcquireOutcome::AlreadyUsed
         } else {
-            let free_in = answer["free_in"].as_u64().map(Duration::from_millis);
-            Acquire::Contended { free_in }
+            let expires_in = answer["expires_in"].as_u64().map(Duration::from_millis);
+            AcquireOutcome::Contended { expires_in }
         })
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let answer = self.ask(json!({"release": request.lock_id().expose()})).await?;
         Ok(if answer == "released" {
-            Release::Released
+            ReleaseOutcome::Released
         } else {
-            Release::NotHeld(absence(&answer))
+            ReleaseOutcome::NotHeld(absence(&answer))
         })
     }
 
-    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+    async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
         let id = request.lock_id();
         let order = json!({"extend": id.expose(), "ttl": request.ttl().as_millis()});
         let answer = self.ask(order).await?;
         Ok(if answer.is_u64() {
-            Extend::Extended(Extension::new(millis(&answer)))
+            ExtendOutcome::Extended(Extension::new(millis(&answer)))
         } else {
-            Extend::NotHeld(absence(&answer))
+            ExtendOutcome::NotHeld(absence(&answer))
         })
     }
 
@@ -249,7 +252,7 @@ fn serve() {
 async fn follow(backend: &SqliteBackend, order: &Value) -> Result<Value> {
     let text = |name: &str| order[name].as_str();
     let ttl = || Ttl::new(Duration::from_millis(order["ttl"].as_u64().expect("a number")));
-    let why = |absence| if absence == Absence::Expired { "expired" } else { "not found" };
+    let why = |absence| if absence == NotHeldReason::Expired { "expired" } else { "not found" };
     let show = |found: Option<diagnostics::LockInfoRaw>| match found {
         None => Value::Null,
         Some(found) => json!({
@@ -263,25 +266,25 @@ async fn follow(backend: &SqliteBackend, order: &Value) -> Result<Value> {
         let id = LockId::parse(text("id").expect("an id"))?;
         let request = AcquireRequest::carried(Key::new(key)?, id, ttl()?);
         return Ok(match backend.acquire(&request).await? {
-            Acquire::Acquired(lease) => {
+            AcquireOutcome::Acquired(lease) => {
                 json!({"fence": lease.fence().get(), "expires": lease.expires_at().as_millis()})
             }
-            Acquire::Contended { free_in } => {
-                json!({"free_in": free_in.map(|time| time.as_millis())})
+            AcquireOutcome::Contended { expires_in } => {
+                json!({"expires_in": expires_in.map(|time| time.as_millis())})
             }
-            Acquire::Spent => json!("spent"),
+            AcquireOutcome::AlreadyUsed => json!("spent"),
         });
     }
     if let Some(id) = text("release") {
         return Ok(match backend.release(&ReleaseRequest::new(LockId::parse(id)?)).await? {
-            Release::Released => json!("released"),
-            Release::NotHeld(absence) => json!(why(absence)),
+            ReleaseOutcome::Released => json!("released"),
+            ReleaseOutcome::NotHeld(absence) => json!(why(absence)),
         });
     }
     if let Some(id) = text("extend") {
         return Ok(match backend.extend(&ExtendRequest::new(LockId::parse(id)?, ttl()?)).await? {
-            Extend::Extended(extension) => json!(extension.expires_at().as_millis()),
-            Extend::NotHeld(absence) => json!(why(absence)),
+            ExtendOutcome::Extended(extension) => json!(extension.expires_at().as_millis()),
+            ExtendOutcome::NotHeld(absence) => json!(why(absence)),
         });
     }
     if let Some(key) = text("is_locked") {

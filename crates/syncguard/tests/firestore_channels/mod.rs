@@ -1,4 +1,4 @@
-//! A channel to Firestore that counts requests, has trouble with some, and changes others.
+//! A channel to Firestore that counts requests, injects faults into some, and changes others.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 mod times;
@@ -19,37 +19,37 @@ use syncguard::firestore::tonic::transport::{Channel, Endpoint};
 use syncguard::firestore::tonic::{Code, Status};
 use test_support::FirestoreEmulator;
 
-/// What happens to a request.
+/// A fault to inject into a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Trouble {
-    /// It is answered by this, and never arrives.
+pub(crate) enum RequestFault {
+    /// The request fails with this code and never arrives.
     Refused(Code),
-    /// It arrives, and is answered by this all the same.
+    /// The request arrives, but fails with this code.
     Lost(Code),
-    /// The same, when a lock that was taken for a moment is dead.
+    /// Like `Lost`, but delayed until a lock with a minimal TTL has expired.
     Late(Code),
-    /// The same, and the next read is refused.
+    /// Like `Lost`, and the next read is refused.
     LostAndLast(Code),
-    /// Its answer comes this much later.
+    /// The response is delayed by this time.
     Slow(Duration),
-    /// The stream that it opens ends as soon as all is current.
+    /// The stream that the request opens ends once its targets are current.
     CutWhenCurrent,
 }
 
-/// Which request has trouble, what kind, and how often.
-type Plan = (&'static str, Trouble, u32);
+/// The method, the fault, and how many times to inject it.
+type Plan = (&'static str, RequestFault, u32);
 
-/// A channel that counts requests and has trouble with some.
+/// A channel that counts requests and injects faults.
 #[derive(Clone)]
 pub(crate) struct Channels {
     inner: Channel,
     seen: Arc<Mutex<HashMap<String, u32>>>,
     plans: Arc<Mutex<Vec<Plan>>>,
-    /// By how many seconds the server's clock seems to be ahead.
+    /// How many seconds the server's clock seems to be ahead.
     ahead: Arc<AtomicU64>,
-    /// Before which request the machine is paused, and for how long.
+    /// The method before which this machine is paused, and for how many seconds.
     pausing: Arc<Mutex<Option<(&'static str, u64)>>>,
-    /// In queries the first id is replaced by the second.
+    /// Queries for the first id are sent with the second.
     swapped: Arc<Mutex<Option<[LockId; 2]>>>,
 }
 
@@ -67,31 +67,30 @@ impl Channels {
         }
     }
 
-    /// This machine was paused: by the server's time, so many seconds have passed that nobody here has
-    /// noticed.
+    /// Simulates a pause of this machine: the server's time advances, the local clocks do not.
     pub(crate) fn pause_for(&self, secs: u64) {
         self.ahead.fetch_add(secs, Ordering::SeqCst);
     }
 
-    /// The same, when such a request has been made and before it arrives.
+    /// Simulates the same pause after the next such request is sent and before it arrives.
     pub(crate) fn pause_before_next(&self, method: &'static str, secs: u64) {
         *self.pausing.lock().expect("no panic inside") = Some((method, secs));
     }
 
-    /// Whoever asks for the locks of one id gets those of another.
+    /// Makes queries for the locks of one id return those of another.
     pub(crate) fn swap(&self, asked: LockId, answered: LockId) {
         *self.swapped.lock().expect("no panic inside") = Some([asked, answered]);
     }
 
-    pub(crate) fn have(&self, what: &'static str, trouble: Trouble, times: u32) {
-        self.plans.lock().expect("no panic inside").push((what, trouble, times));
+    pub(crate) fn have(&self, what: &'static str, fault: RequestFault, times: u32) {
+        self.plans.lock().expect("no panic inside").push((what, fault, times));
     }
 
     pub(crate) fn behave(&self) {
         self.plans.lock().expect("no panic inside").clear();
     }
 
-    /// The requests since the last question.
+    /// Takes the number of requests per method since the last call.
     pub(crate) fn seen(&self) -> Vec<(String, u32)> {
         let seen = std::mem::take(&mut *self.seen.lock().expect("no panic inside"));
         let mut seen: Vec<_> = seen.into_iter().collect();
@@ -99,12 +98,12 @@ impl Channels {
         seen
     }
 
-    fn trouble_with(&self, method: &str) -> Option<Trouble> {
+    fn trouble_with(&self, method: &str) -> Option<RequestFault> {
         let mut plans = self.plans.lock().expect("no panic inside");
         let mut due = plans.iter_mut().filter(|(what, _, times)| *what == method && *times > 0);
-        let (_, trouble, times) = due.next()?;
+        let (_, fault, times) = due.next()?;
         *times -= 1;
-        Some(*trouble)
+        Some(*fault)
     }
 }
 
@@ -124,12 +123,12 @@ impl Service<http::Request<Body>> for Channels {
         if let Some((_, secs)) = pausing {
             self.pause_for(secs);
         }
-        let trouble = self.trouble_with(&method);
-        if let Some(Trouble::Refused(code)) = trouble {
+        let fault = self.trouble_with(&method);
+        if let Some(RequestFault::Refused(code)) = fault {
             return Box::pin(async move { Err(Status::new(code, "canary")) });
         }
-        if let Some(Trouble::LostAndLast(_)) = trouble {
-            self.have("BatchGetDocuments", Trouble::Refused(Code::Unavailable), 1);
+        if let Some(RequestFault::LostAndLast(_)) = fault {
+            self.have("BatchGetDocuments", RequestFault::Refused(Code::Unavailable), 1);
         }
         let swapped = *self.swapped.lock().expect("no panic inside");
         let request = match swapped {
@@ -143,13 +142,13 @@ impl Service<http::Request<Body>> for Channels {
                 Some(field) => answer.map(|body| with_moved_times(body, field, ahead)),
                 None => answer,
             };
-            match trouble {
-                Some(Trouble::Slow(by)) => {
+            match fault {
+                Some(RequestFault::Slow(by)) => {
                     tokio::time::sleep(by).await;
                     Ok(answer)
                 }
-                Some(Trouble::CutWhenCurrent) => {
-                    /// In a change of a target, the type that says so.
+                Some(RequestFault::CutWhenCurrent) => {
+                    /// The encoded type `CURRENT` in a change of a target.
                     const CURRENT: [u8; 2] = [0x08, 3];
                     let (parts, mut body) = answer.into_parts();
                     let mut read = Vec::new();
@@ -160,10 +159,10 @@ impl Service<http::Request<Body>> for Channels {
                     let body = Body::new(Full::new(Bytes::from(read)));
                     Ok(http::Response::from_parts(parts, body))
                 }
-                Some(Trouble::Lost(code) | Trouble::LostAndLast(code)) => {
+                Some(RequestFault::Lost(code) | RequestFault::LostAndLast(code)) => {
                     Err(Status::new(code, "canary"))
                 }
-                Some(Trouble::Late(code)) => {
+                Some(RequestFault::Late(code)) => {
                     tokio::time::sleep(Duration::from_millis(1200)).await;
                     Err(Status::new(code, "canary"))
                 }
@@ -180,7 +179,7 @@ fn with_moved_times(body: Body, field: u64, ahead: Arc<AtomicU64>) -> Body {
     }))
 }
 
-/// Ids are of one length, so that one fits where the other was.
+/// Replaces an id in place, which works because all ids have the same length.
 fn with_swapped(body: Body, [asked, answered]: [LockId; 2]) -> Body {
     Body::new(body.map_frame(move |frame| {
         frame.map_data(|data: Bytes| {

@@ -1,9 +1,9 @@
-//! The server's times in answers, moved: so does a server look to a machine that was paused, whose clocks
-//! have all stood still together.
+//! Moves the server's times in responses, which simulates a machine that was paused: all of its
+//! clocks have stood still together.
 
 use syncguard::firestore::tonic::codegen::Bytes;
 
-/// Where the answer to a request has the server's time: the number of its field.
+/// Returns the number of the field with the server's time in the response to a method.
 pub(crate) fn field_of(method: &str) -> Option<u64> {
     match method {
         "Commit" => Some(2),
@@ -13,7 +13,7 @@ pub(crate) fn field_of(method: &str) -> Option<u64> {
     }
 }
 
-/// Moves the time in every message of a frame. A later time is as long as an earlier one.
+/// Moves the time in every message of a frame. The encoded time keeps its length.
 pub(crate) fn moved(frame: &Bytes, field: u64, by_secs: u64) -> Bytes {
     const PREFIX: usize = 5;
     let mut bytes = frame.to_vec();

@@ -1,4 +1,4 @@
-//! Firestore as other programs use it, past the backend.
+//! A plain client of Firestore that bypasses the backend.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ use api::write::Operation;
 
 pub(crate) type Fields = HashMap<String, api::Value>;
 
-/// A client of the database that tests use.
+/// A client of the test database.
 #[derive(Clone)]
 pub(crate) struct Raw {
     client: FirestoreClient<Channel>,
@@ -28,7 +28,7 @@ pub(crate) struct Raw {
 
 const DATABASE: &str = "projects/test/databases/(default)";
 
-/// The full name of a document, by its collection and its id.
+/// Returns the full name of a document from its collection and id.
 pub(crate) fn name(path: &str) -> String {
     format!("{DATABASE}/documents/{path}")
 }
@@ -79,7 +79,7 @@ pub(crate) fn number_of(fields: &Fields, name: &str) -> i64 {
     }
 }
 
-/// A write that replaces a document, whatever is there.
+/// Returns a write that replaces a document unconditionally.
 pub(crate) fn set(path: &str, fields: Fields) -> api::Write {
     let document = api::Document { name: name(path), fields, ..Default::default() };
     api::Write { operation: Some(Operation::Update(document)), ..Default::default() }
@@ -109,7 +109,8 @@ impl Raw {
         self.commit(vec![delete(path)], Vec::new()).await.expect("works");
     }
 
-    /// Reads documents, by a new read-write transaction if asked for; gives it too.
+    /// Reads documents, in a new read-write transaction if `in_transaction` is set. Also returns
+    /// the transaction.
     pub(crate) async fn read(
         &self,
         paths: &[&str],
@@ -152,8 +153,8 @@ impl Raw {
         self.client.clone().rollback(request).await.expect("works");
     }
 
-    /// The locks under an id, by the paths of their documents; in a new read-write transaction if asked
-    /// for.
+    /// Returns the locks with an id and the paths of their documents, in a new read-write
+    /// transaction if `in_transaction` is set.
     pub(crate) async fn find(
         &self,
         lock_id: &str,

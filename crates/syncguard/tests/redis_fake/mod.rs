@@ -1,4 +1,4 @@
-//! A server that speaks Redis's protocol and answers what a test tells it to.
+//! A fake server that speaks the Redis protocol and returns the answers that a test sets.
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 type Answers = Arc<Mutex<HashMap<&'static str, String>>>;
 
-/// A fake server. Commands without an answer of their own are answered `+OK`.
+/// A fake server. Commands for which no answer is set get `+OK`.
 pub(crate) struct FakeRedis {
     port: u16,
     answers: Answers,
@@ -43,7 +43,7 @@ impl FakeRedis {
         fake
     }
 
-    /// How many connections are open.
+    /// Returns the number of open connections.
     pub(crate) fn connections(&self) -> usize {
         Arc::strong_count(&self.open) - 1
     }
@@ -52,19 +52,19 @@ impl FakeRedis {
         self.port
     }
 
-    /// The answer to a command, by its first word or its first two, in the protocol's own form.
+    /// Sets the answer to a command, by its first word or its first two, in the wire format.
     pub(crate) fn answer(&self, command: &'static str, answer: impl Into<String>) {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         answers.insert(command, answer.into());
     }
 
-    /// How often a command was asked, by its first words.
+    /// Returns how often a command was sent, by its first words.
     pub(crate) fn count(&self, command: &str) -> usize {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         asked.iter().filter(|line| line.starts_with(command)).count()
     }
 
-    /// What Sentinel answers about the service `shop`.
+    /// Sets the answers of a sentinel about the service `shop`.
     pub(crate) fn names_primary(&self, port: u16, epoch: u64, flags: &str) {
         let fields = [
             ("name", "shop"),
@@ -81,7 +81,7 @@ impl FakeRedis {
         self.answer("ROLE", "*2\r\n$8\r\nsentinel\r\n*0\r\n");
     }
 
-    /// What a node of a Cluster answers whose slots are all at this port.
+    /// Sets the answers of a node of a Cluster whose slots are all at this port.
     pub(crate) fn names_node(&self, port: u16, epoch: u64, state: &str) {
         let node = format!("*3\r\n{}:{port}\r\n{}", bulk("127.0.0.1"), bulk("id"));
         self.answer("CLUSTER KEYSLOT", ":7\r\n");
@@ -116,7 +116,7 @@ async fn serve(stream: TcpStream, answers: Answers, asked: Arc<Mutex<Vec<String>
             let answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
             answers.get(two.as_str()).or_else(|| answers.get(one.as_str())).cloned()
         };
-        // Nothing at all is an answer that never comes.
+        // An empty answer is one that never comes.
         let answer = answer.unwrap_or_else(|| "+OK\r\n".to_owned());
         if write.write_all(answer.as_bytes()).await.is_err() {
             return;

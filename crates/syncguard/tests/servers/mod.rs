@@ -1,14 +1,12 @@
-//! What tests with real servers share: locks in a word, waiting for something or for a wake-up, and
-//! connections that are cut.
+//! Helpers for tests with real servers: acquiring locks, waiting for a condition or a notification,
+//! and cutting connections.
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
 use std::time::{Duration, Instant};
 
-use syncguard::{
-    Acquire, AcquireRequest, Fenced, Key, Lease, LockBackend, LockOptions, Locker, Release,
-    ReleaseRequest, RetryPolicy, Ttl,
-};
+use syncguard::backend::{AcquireOutcome, AcquireRequest, Fenced, Lease, ReleaseRequest};
+use syncguard::{Key, LockBackend, LockOptions, Locker, ReleaseOutcome, RetryPolicy, Ttl};
 use test_support::{Fault, Proxy};
 use tokio::task::JoinHandle;
 
@@ -20,40 +18,41 @@ pub(crate) fn request(text: &str) -> AcquireRequest {
     AcquireRequest::new(key(text), Ttl::DEFAULT).expect("randomness")
 }
 
-/// Takes a lock that is free.
+/// Acquires a lock that is free.
 pub(crate) async fn grant<B>(backend: &B, name: &str) -> (AcquireRequest, Lease)
 where
     B: LockBackend<Fencing = Fenced>,
 {
     let request = request(name);
     match backend.acquire(&request).await.expect("works") {
-        Acquire::Acquired(lease) => (request, lease),
+        AcquireOutcome::Acquired(lease) => (request, lease),
         other => panic!("{other:?}"),
     }
 }
 
-/// What a program does that builds Google's credentials itself: their crate panics without it.
+/// Installs a crypto provider, as a program that builds Google's credentials itself has to: their
+/// crate panics without one.
 #[cfg(feature = "firestore")]
 pub(crate) fn install_cryptography() {
     // Another test may have done it.
     drop(rustls::crypto::ring::default_provider().install_default());
 }
 
-/// One grant and its release; gives the fence.
+/// Acquires and releases a lock, and returns its fence.
 pub(crate) async fn cycle<B>(backend: &B, name: &str) -> syncguard::Result<u64>
 where
     B: LockBackend<Fencing = Fenced>,
 {
     let request = request(name);
     let outcome = backend.acquire(&request).await?;
-    let Acquire::Acquired(lease) = outcome else { panic!("{outcome:?}") };
+    let AcquireOutcome::Acquired(lease) = outcome else { panic!("{outcome:?}") };
     let released = backend.release(&ReleaseRequest::new(request.lock_id())).await?;
-    assert_eq!(released, Release::Released);
+    assert_eq!(released, ReleaseOutcome::Released);
     Ok(lease.fence().get())
 }
 
-/// Cuts the connection at every place of a reply, of which this many bytes are let through at most,
-/// again and again: no orphan lasts, and no reply is taken for another's.
+/// Cuts the connection again and again, after a random number of bytes of a reply below `longest`:
+/// no orphaned lock remains, and no reply is taken for another one.
 pub(crate) async fn resets<B>(through: B, direct: &B, proxy: &Proxy, rounds: u32, longest: u64)
 where
     B: LockBackend<Fencing = Fenced>,
@@ -63,7 +62,7 @@ where
     let mut random = 1_u64;
     let (mut cut, mut granted) = (0, 0);
     for round in 0..rounds {
-        // The driver's own greeting is not what is to be cut.
+        // The driver's handshake must not be cut.
         proxy.set(Fault::None);
         eventually("connected", async || locker.backend().is_locked(&key("k")).await.is_ok()).await;
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -71,7 +70,7 @@ where
         proxy.set(Fault::ResetAfter(place));
         let key = key(&format!("k{}", round % 7));
         match locker.try_lock(&key).await {
-            Ok(Some(mut guard)) => {
+            Ok(Some(guard)) => {
                 granted += 1;
                 let found = syncguard::diagnostics::get_by_key_raw(direct, &key).await;
                 let found = found.expect("works").expect("what was granted is there");
@@ -95,7 +94,7 @@ where
     }
 }
 
-/// Waits until something holds, and says what if it does not.
+/// Waits until a condition holds, and panics with `what` if it does not.
 pub(crate) async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !check().await {
@@ -104,39 +103,39 @@ pub(crate) async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool)
     }
 }
 
-/// A locker that hears of releases or never: it does not poll, and it has no deadline at which it would
-/// try once more.
+/// Returns a locker that relies on notifications: it does not poll, and it has no deadline at which
+/// it would try once more.
 pub(crate) fn waiter<B: LockBackend>(backend: B) -> Locker<B> {
     let much_later = Duration::from_hours(1);
-    let retry = RetryPolicy { delay: much_later, ..RetryPolicy::default() };
-    let options = LockOptions::default().wait_forever().retry(retry).ride_out_errors(true);
+    let retry = RetryPolicy::default().delay(much_later);
+    let options = LockOptions::default().wait_forever().retry(retry).retry_on_error(true);
     Locker::builder(backend).options(options).poll_interval(much_later).build().expect("a runtime")
 }
 
-/// Waits for such a one.
+/// Waits for such a locker.
 pub(crate) async fn woken(waiting: JoinHandle<syncguard::Result<()>>) {
     let woken = tokio::time::timeout(Duration::from_secs(20), waiting).await;
     woken.expect("woken, not polled").expect("no panic").expect("acquired");
 }
 
-/// A renewed lock whose path to the store dies without a word, while new connections work: it must
-/// not be lost, although the backend itself would wait for longer than the TTL.
+/// Checks that a renewed lock survives when the path to the store silently dies while new
+/// connections work, although the backend itself would wait for longer than the TTL.
 pub(crate) async fn a_dead_path_costs_no_renewed_lock<B>(backend: B, proxy: &Proxy)
 where
     B: LockBackend<Fencing = Fenced>,
 {
-    // Several connections, where there is a pool.
+    // Opens several connections, if there is a pool.
     let [a, b, c] = ["a", "b", "c"].map(|key| cycle(&backend, key));
     let (a, b, c) = tokio::join!(a, b, c);
     assert!(a.and(b).and(c).is_ok());
     let ttl = Ttl::new(Duration::from_secs(4)).expect("valid");
     let options = LockOptions::default().ttl(ttl).renew();
     let locker = Locker::builder(backend).options(options).build().expect("in a runtime");
-    let mut guard = locker.lock("renewed").await.expect("free");
+    let guard = locker.lock("renewed").await.expect("free");
     proxy.strand();
     tokio::select! {
         reason = guard.lost() => panic!("{reason}"),
         () = tokio::time::sleep(Duration::from_secs(8)) => {}
     }
-    assert_eq!(guard.release().await.expect("works"), Release::Released);
+    assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
 }

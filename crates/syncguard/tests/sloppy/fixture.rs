@@ -3,23 +3,24 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use syncguard::backend::{Clock, ManualClock, Notifier};
 use syncguard::conformance::{Fixture, RawLock};
-use syncguard::{Clock, Fence, Key, LockId, ManualClock, WakeHub};
+use syncguard::{Fence, Key, LockId};
 
 use super::{Bug, RawRecord, Sloppy, Store};
 
-/// Its store.
+/// The store of the small backend.
 #[derive(Debug)]
 pub(crate) struct SloppyFixture {
     bug: Bug,
     store: Arc<Mutex<Store>>,
     clock: Arc<ManualClock>,
-    hub: WakeHub,
+    notifier: Notifier,
 }
 
 impl SloppyFixture {
     pub(crate) fn new(bug: Bug) -> Self {
-        Self { bug, store: Arc::default(), clock: Arc::default(), hub: WakeHub::in_process() }
+        Self { bug, store: Arc::default(), clock: Arc::default(), notifier: Notifier::in_process() }
     }
 
     fn make(&self, cleans_up: bool) -> Sloppy {
@@ -29,7 +30,7 @@ impl SloppyFixture {
             store: Arc::clone(&self.store),
             clock: Arc::clone(&self.clock),
             made_ms: self.clock.now().as_millis(),
-            hub: self.hub.clone(),
+            notifier: self.notifier.clone(),
             under_way: Arc::default(),
         }
     }

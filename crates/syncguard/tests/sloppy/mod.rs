@@ -1,4 +1,4 @@
-//! A small backend, written apart from ours, that can have one deliberate bug.
+//! A small, independent backend that can have one deliberate bug.
 
 mod fixture;
 
@@ -9,11 +9,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub(crate) use fixture::SloppyFixture;
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, Admin, BoxFuture, CLEANUP_GUARD_MS, Capabilities, Clock,
+    Cursor, ExtendRequest, Extension, Fenced, Finding, Lease, ManualClock, Notifier, Page,
+    ReleaseRequest, StoredLock, Subscription, SystemClock, TIME_TOLERANCE_MS, TimeAuthority,
+};
 use syncguard::{
-    Absence, Acquire, AcquireRequest, Advice, CLEANUP_GUARD_MS, Capabilities, Clock, Cursor, Error,
-    ErrorCode, Extend, ExtendRequest, Extension, Fence, Fenced, Inspection, Inspector, Key, Lease,
-    LockBackend, LockId, ManualClock, Page, Release, ReleaseRequest, Result, StoredLock,
-    SystemClock, TIME_TOLERANCE_MS, TimeAuthority, Timestamp, WakeHub, WakeUps,
+    Error, ErrorCode, ExtendOutcome, Fence, Key, LockBackend, LockId, NotHeldReason,
+    ReleaseOutcome, Result, Timestamp,
 };
 
 /// One deliberate bug.
@@ -47,6 +50,7 @@ pub(crate) enum Bug {
     LookupFindsTheDead,
     TakeoverKeepsTheOldIndex,
     NobodyIsWoken,
+    AgesAreMadeUp,
     CapabilitiesDenyFencing,
     ExpiryByTheClientsClock,
     ExtendNeverShortens,
@@ -70,8 +74,8 @@ pub(crate) enum Bug {
     DroppedReadJams,
 }
 
-/// All of them.
-pub(crate) const BUGS: [Bug; 48] = [
+/// All bugs.
+pub(crate) const BUGS: [Bug; 49] = [
     Bug::ReleaseForgetsTheOwner,
     Bug::ExtendForgetsTheOwner,
     Bug::ReleaseOfADeadLockSucceeds,
@@ -99,6 +103,7 @@ pub(crate) const BUGS: [Bug; 48] = [
     Bug::LookupFindsTheDead,
     Bug::TakeoverKeepsTheOldIndex,
     Bug::NobodyIsWoken,
+    Bug::AgesAreMadeUp,
     Bug::CapabilitiesDenyFencing,
     Bug::ExpiryByTheClientsClock,
     Bug::ExtendNeverShortens,
@@ -137,7 +142,7 @@ struct RawRecord {
     fence: u64,
     acquired_ms: u64,
     expires_ms: u64,
-    /// The expiry of the first grant, and how often it was granted: a correct backend needs neither.
+    /// The expiry of the first grant. Only a bug needs it, as well as `grants`.
     first_expires_ms: u64,
     grants: u32,
 }
@@ -150,7 +155,7 @@ pub(crate) struct Sloppy {
     store: Arc<Mutex<Store>>,
     clock: Arc<ManualClock>,
     made_ms: u64,
-    hub: WakeHub,
+    notifier: Notifier,
     /// How many calls have begun and not ended.
     under_way: Arc<AtomicU32>,
 }
@@ -170,10 +175,10 @@ impl Sloppy {
         if is_clients { SystemClock.now().as_millis() } else { self.now_ms() }
     }
 
-    fn not_held(&self, absence: Absence) -> Absence {
+    fn not_held(&self, absence: NotHeldReason) -> NotHeldReason {
         match (self.bug, absence) {
-            (Bug::ExpiredIsNotFound, Absence::Expired) => Absence::NotFound,
-            (Bug::UnknownIsExpired, Absence::NotFound) => Absence::Expired,
+            (Bug::ExpiredIsNotFound, NotHeldReason::Expired) => NotHeldReason::NotFound,
+            (Bug::UnknownIsExpired, NotHeldReason::NotFound) => NotHeldReason::Expired,
             _ => absence,
         }
     }
@@ -182,7 +187,11 @@ impl Sloppy {
         match self.bug {
             Bug::NobodyIsWarned => {}
             Bug::WarningShowsTheKey if fence.is_near_the_end() => {
-                tracing::warn!(key = key.as_str(), key_hash = %key.hash(), "the fences of this key end");
+                tracing::warn!(
+                    key = key.as_str(),
+                    key_hash = %key.hash_id(),
+                    "the fences of this key are nearly used up"
+                );
             }
             _ => fence.warn_near_the_end(key),
         }
@@ -221,10 +230,10 @@ impl Sloppy {
         Err(Error::new(ErrorCode::Internal, "the record is malformed").without_effect())
     }
 
-    /// Waits a moment, and jams for good when it is dropped meanwhile.
+    /// Waits a moment. If it is dropped in the meantime, all later calls fail.
     async fn jam_when_dropped(&self) -> Result<()> {
         if self.under_way.fetch_add(1, Ordering::SeqCst) > 0 {
-            return Err(Error::new(ErrorCode::Internal, "a call before this one has not ended"));
+            return Err(Error::new(ErrorCode::Internal, "an earlier call has not completed"));
         }
         tokio::task::yield_now().await;
         self.under_way.fetch_sub(1, Ordering::SeqCst);
@@ -254,7 +263,7 @@ impl Sloppy {
         (record.lock_id == lock_id || trust_the_hint).then(|| (key.clone(), record))
     }
 
-    fn acquire_now(&self, request: &AcquireRequest) -> Result<Acquire> {
+    fn acquire_now(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let mut store = self.store.lock().expect("no panic inside");
         let (key, lock_id, now) = (&self.place(request.key()), request.lock_id(), self.now_ms());
         self.check(&mut store, Some(key))?;
@@ -262,11 +271,11 @@ impl Sloppy {
         if let Some(held) = store.locks.get(key).copied() {
             let lease = |record: RawRecord, fence| {
                 let expires_at = Timestamp::from_millis(record.expires_ms);
-                Acquire::Acquired(Lease::new(Fence::new(fence).expect("valid"), expires_at))
+                AcquireOutcome::Acquired(Lease::new(Fence::new(fence).expect("valid"), expires_at))
             };
             if held.lock_id == lock_id {
                 if !self.is_live(held) && !self.has(Bug::ReplayRevivesTheDead) {
-                    return Ok(Acquire::Spent);
+                    return Ok(AcquireOutcome::AlreadyUsed);
                 }
                 if self.has(Bug::ReplayGetsANewFence) {
                     let counter = store.counters.entry(counter_key).or_default();
@@ -293,8 +302,10 @@ impl Sloppy {
                 } else {
                     TIME_TOLERANCE_MS
                 };
-                let free_in = (held.expires_ms + tolerance).saturating_sub(now);
-                return Ok(Acquire::Contended { free_in: Some(Duration::from_millis(free_in)) });
+                let expires_in = (held.expires_ms + tolerance).saturating_sub(now);
+                return Ok(AcquireOutcome::Contended {
+                    expires_in: Some(Duration::from_millis(expires_in)),
+                });
             }
             if !self.has(Bug::TakeoverKeepsTheOldIndex) {
                 store.index.remove(&held.lock_id);
@@ -323,10 +334,10 @@ impl Sloppy {
         store.counters.insert(counter_key, fence.get());
         store.locks.insert(key.clone(), record);
         store.index.insert(lock_id, key.clone());
-        Ok(Acquire::Acquired(Lease::new(fence, Timestamp::from_millis(expires_ms))))
+        Ok(AcquireOutcome::Acquired(Lease::new(fence, Timestamp::from_millis(expires_ms))))
     }
 
-    fn extend_now(&self, request: &ExtendRequest) -> Result<Extend> {
+    fn extend_now(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
         let mut store = self.store.lock().expect("no panic inside");
         let (lock_id, now) = (request.lock_id(), self.now_ms());
         let hint = request.hint().key.as_ref();
@@ -336,7 +347,7 @@ impl Sloppy {
         let (key, record) = match found {
             Some((key, record)) => {
                 if !self.is_live(record) && !self.has(Bug::ExtendRevivesTheDead) {
-                    return Ok(Extend::NotHeld(self.not_held(Absence::Expired)));
+                    return Ok(ExtendOutcome::NotHeld(self.not_held(NotHeldReason::Expired)));
                 }
                 (key, record)
             }
@@ -352,9 +363,9 @@ impl Sloppy {
                     };
                     (key.clone(), record)
                 }
-                _ => return Ok(Extend::NotHeld(self.not_held(Absence::NotFound))),
+                _ => return Ok(ExtendOutcome::NotHeld(self.not_held(NotHeldReason::NotFound))),
             },
-            None => return Ok(Extend::NotHeld(self.not_held(Absence::NotFound))),
+            None => return Ok(ExtendOutcome::NotHeld(self.not_held(NotHeldReason::NotFound))),
         };
         let from_ms =
             if self.has(Bug::ExtendAddsToTheTtl) { record.expires_ms } else { self.base_ms() };
@@ -365,18 +376,14 @@ impl Sloppy {
         let renewed = self.has(Bug::ExtendRenewsTheAcquisitionTime);
         let acquired_ms = if renewed { now } else { record.acquired_ms };
         store.locks.insert(key, RawRecord { acquired_ms, expires_ms, ..record });
-        Ok(Extend::Extended(Extension::new(Timestamp::from_millis(expires_ms))))
+        Ok(ExtendOutcome::Extended(Extension::new(Timestamp::from_millis(expires_ms))))
     }
 }
 
 fn stored(key: &Key, record: RawRecord) -> StoredLock {
-    StoredLock::new(
-        key.clone(),
-        record.lock_id,
-        Fence::new(record.fence).expect("valid"),
-        Timestamp::from_millis(record.acquired_ms),
-        Timestamp::from_millis(record.expires_ms),
-    )
+    StoredLock::new(key.clone(), record.lock_id, Fence::new(record.fence).expect("valid"))
+        .acquired_at(Timestamp::from_millis(record.acquired_ms))
+        .expires_at(Timestamp::from_millis(record.expires_ms))
 }
 
 impl LockBackend for Sloppy {
@@ -388,7 +395,7 @@ impl LockBackend for Sloppy {
         capabilities.with_final_undo()
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         if self.has(Bug::UndoIsOvertaken) {
             let (backend, request) = (self.clone(), request.clone());
             let slow = async move {
@@ -400,26 +407,26 @@ impl LockBackend for Sloppy {
         self.acquire_now(request)
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         if self.has(Bug::DroppedReleaseJams) {
             self.jam_when_dropped().await?;
         }
         if self.has(Bug::UndoDoesNothing) && request.is_undo() {
-            return Ok(Release::NotHeld(Absence::NotFound));
+            return Ok(ReleaseOutcome::NotHeld(NotHeldReason::NotFound));
         }
         let mut store = self.store.lock().expect("no panic inside");
         let hint = request.hint().key.as_ref();
         self.check(&mut store, hint)?;
         let careless = self.has(Bug::ReleaseForgetsTheOwner);
         let Some((key, record)) = self.find(&store, request.lock_id(), hint, careless) else {
-            return Ok(Release::NotHeld(self.not_held(Absence::NotFound)));
+            return Ok(ReleaseOutcome::NotHeld(self.not_held(NotHeldReason::NotFound)));
         };
         if !self.is_live(record) && !self.has(Bug::ReleaseOfADeadLockSucceeds) {
-            return Ok(Release::NotHeld(self.not_held(Absence::Expired)));
+            return Ok(ReleaseOutcome::NotHeld(self.not_held(NotHeldReason::Expired)));
         }
         if record.grants > 1 {
             store.locks.insert(key, RawRecord { grants: record.grants - 1, ..record });
-            return Ok(Release::Released);
+            return Ok(ReleaseOutcome::Released);
         }
         store.locks.remove(&key);
         if !self.has(Bug::ReleaseLeavesTheIndex) && !self.has(Bug::ExtendRevivesTheReleased) {
@@ -430,12 +437,16 @@ impl LockBackend for Sloppy {
         }
         drop(store);
         if !self.has(Bug::NobodyIsWoken) {
-            self.hub.wake(&key);
+            let made_up = self.has(Bug::AgesAreMadeUp).then_some(Duration::from_secs(1));
+            self.notifier.notify(&key, made_up.or(request.holder_age()));
         }
-        Ok(Release::Released)
+        Ok(ReleaseOutcome::Released)
     }
 
-    fn extend(&self, request: &ExtendRequest) -> impl Future<Output = Result<Extend>> + Send {
+    fn extend(
+        &self,
+        request: &ExtendRequest,
+    ) -> impl Future<Output = Result<ExtendOutcome>> + Send {
         let eager = self.has(Bug::ExtendIsEager).then(|| self.extend_now(request));
         async move { eager.unwrap_or_else(|| self.extend_now(request)) }
     }
@@ -478,17 +489,17 @@ impl LockBackend for Sloppy {
             .map(|(key, record)| stored(&key, RawRecord { fence: record.fence + more, ..record })))
     }
 
-    async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
-        Some(self.hub.subscribe(key))
+    async fn subscribe(&self, key: &Key) -> Option<Subscription> {
+        Some(self.notifier.subscribe(key))
     }
 
-    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+    fn admin(&self) -> Option<Arc<dyn Admin>> {
         Some(Arc::new(self.clone()))
     }
 }
 
-impl Inspector for Sloppy {
-    fn list<'a>(&'a self, _after: Option<&'a Cursor>) -> Inspection<'a, Page> {
+impl Admin for Sloppy {
+    fn list<'a>(&'a self, _after: Option<&'a Cursor>) -> BoxFuture<'a, Result<Page>> {
         let store = self.store.lock().expect("no panic inside");
         let visible = |(_, record): &(&Key, &RawRecord)| {
             self.is_live(**record) || self.has(Bug::ListShowsTheDead)
@@ -498,7 +509,7 @@ impl Inspector for Sloppy {
         Box::pin(ready(Ok(Page::new(locks, None))))
     }
 
-    fn advice(&self) -> Inspection<'_, Vec<Advice>> {
+    fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>>> {
         Box::pin(ready(Ok(Vec::new())))
     }
 }

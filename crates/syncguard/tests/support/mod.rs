@@ -1,4 +1,4 @@
-//! What the engine's tests share: a backend that fails on demand, on virtual time.
+//! Shared by the engine's tests: a backend that fails on demand, on virtual time.
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
@@ -7,11 +7,15 @@ use std::future::pending;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use syncguard::backend::{
+    AcquireOutcome, AcquireRequest, Capabilities, Clock, ExtendRequest, Fenced, ReleaseRequest,
+    StoredLock, Subscription, TimeAuthority,
+};
 use syncguard::memory::MemoryConfig;
+use syncguard::testing::LocalClock;
 use syncguard::{
-    Acquire, AcquireRequest, Capabilities, Clock, Error, ErrorCode, Extend, ExtendRequest, Fenced,
-    Key, LocalClock, LockBackend, LockId, LockOptions, Locker, MemoryBackend, Release,
-    ReleaseRequest, Result, StoredLock, TimeAuthority, Timestamp, Ttl, WakeUps,
+    Error, ErrorCode, ExtendOutcome, Key, LockBackend, LockId, LockOptions, Locker, MemoryBackend,
+    ReleaseOutcome, Result, Timestamp, Ttl,
 };
 use tokio::time::Instant;
 
@@ -28,7 +32,7 @@ pub(crate) enum Call {
 pub(crate) enum Fault {
     /// Nothing.
     None,
-    /// It fails and had no effect, but nobody can know that.
+    /// It fails without effect, which the caller cannot know.
     Fails(ErrorCode),
     /// It takes effect and its answer is lost.
     LosesReply(ErrorCode),
@@ -72,7 +76,7 @@ struct State {
 }
 
 impl Faulty {
-    /// Without faults, with wake-ups.
+    /// Creates a backend without faults, with notifications.
     pub(crate) fn new() -> Self {
         let clock = Arc::new(VirtualClock(Instant::now()));
         Self {
@@ -82,39 +86,39 @@ impl Faulty {
         }
     }
 
-    /// Without wake-ups, so that only polling helps.
+    /// Creates a backend without notifications, so that waiters have to poll.
     pub(crate) fn polling() -> Self {
         Self { has_wake_ups: false, ..Self::new() }
     }
 
-    /// The next call of this kind goes wrong; several faults queue up.
+    /// Makes the next call of this kind fail this way; several faults queue up.
     pub(crate) fn fail_next(&self, call: Call, fault: Fault) {
         self.state.lock().expect("no panic inside").faults[call as usize].push_back(fault);
     }
 
-    /// From now on every call of this kind goes wrong, or none.
+    /// Makes every call of this kind fail this way from now on; `None` stops that.
     pub(crate) fn fail_always(&self, call: Call, fault: Option<Fault>) {
         self.state.lock().expect("no panic inside").always[call as usize] = fault;
     }
 
-    /// How often an operation was called.
+    /// Returns how often an operation was called.
     pub(crate) fn count(&self, call: Call) -> usize {
         self.times(call).len()
     }
 
-    /// When an operation was called.
+    /// Returns when an operation was called.
     pub(crate) fn times(&self, call: Call) -> Vec<Instant> {
         let state = self.state.lock().expect("no panic inside");
         state.calls.iter().filter(|(kind, _)| *kind == call).map(|(_, at)| *at).collect()
     }
 
-    /// All calls in order.
+    /// Returns all calls in order.
     pub(crate) fn calls(&self) -> Vec<Call> {
         let state = self.state.lock().expect("no panic inside");
         state.calls.iter().map(|(kind, _)| *kind).collect()
     }
 
-    /// The lock ids of the acquires so far.
+    /// Returns the lock ids of the acquires so far.
     pub(crate) fn acquire_ids(&self) -> Vec<LockId> {
         self.state.lock().expect("no panic inside").acquire_ids.clone()
     }
@@ -159,16 +163,16 @@ impl LockBackend for Faulty {
         Capabilities::new::<Fenced>("faulty", TimeAuthority::Server)
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.state.lock().expect("no panic inside").acquire_ids.push(request.lock_id());
         self.faulty(Call::Acquire, self.inner.acquire(request)).await
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         self.faulty(Call::Release, self.inner.release(request)).await
     }
 
-    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+    async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
         self.faulty(Call::Extend, self.inner.extend(request)).await
     }
 
@@ -184,18 +188,18 @@ impl LockBackend for Faulty {
         self.inner.lookup_id(lock_id).await
     }
 
-    async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
-        if self.has_wake_ups { self.inner.wake_ups(key).await } else { None }
+    async fn subscribe(&self, key: &Key) -> Option<Subscription> {
+        if self.has_wake_ups { self.inner.subscribe(key).await } else { None }
     }
 }
 
-/// A locker on virtual time.
+/// Returns a locker on virtual time.
 pub(crate) fn locker(backend: &Faulty, options: LockOptions) -> Locker<Faulty> {
     let builder = Locker::builder(backend.clone()).clock(LocalClock::Tokio);
     builder.options(options).build().expect("inside a runtime")
 }
 
-/// Shuts a locker down. Reports come from threads, which take real time while the clock is virtual.
+/// Shuts down a locker. Reports come from threads, which take real time while the clock is virtual.
 pub(crate) async fn shut_down(locker: &Locker<Faulty>) {
     for _ in 0..1_000 {
         if locker.shutdown().await.is_ok() {
@@ -218,17 +222,17 @@ pub(crate) const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Collects what `on_release_error` is told.
+/// Collects what `on_release_error` receives.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reports(Arc<Mutex<Vec<ErrorCode>>>);
 
 impl Reports {
-    /// The codes so far.
+    /// Returns the codes so far.
     pub(crate) fn codes(&self) -> Vec<ErrorCode> {
         self.0.lock().expect("no panic inside").clone()
     }
 
-    /// Waits for a report, which comes from a thread, and answers its code.
+    /// Waits for a report, which comes from a thread, and returns its code.
     pub(crate) fn next(&self) -> ErrorCode {
         for _ in 0..10_000 {
             if let [code] = self.codes()[..] {
@@ -239,7 +243,7 @@ impl Reports {
         panic!("no report, or several: {:?}", self.codes());
     }
 
-    /// Options that report here.
+    /// Returns options that report here.
     pub(crate) fn options(&self) -> LockOptions {
         let reports = self.clone();
         LockOptions::default().on_release_error(move |error, _context| {

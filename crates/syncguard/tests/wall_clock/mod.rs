@@ -1,10 +1,10 @@
-//! A wall clock that a test can set, in a process of its own.
+//! A wall clock that a test can set, in its own process.
 //!
-//! The clock is not really set: the process runs with a small library in front of the system's own,
-//! which moves the wall clock by an hour as long as a file exists. Only that process is moved, not
-//! those that it starts.
+//! The system's clock does not change: a small preloaded library shifts the wall clock of the
+//! process by an hour while a file exists. It does not shift the clock of processes that this
+//! process starts.
 
-#![allow(dead_code, reason = "every test file uses a part of it")]
+#![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use test_support::TempDir;
 
-/// Names the directory in which files move the wall clock of the second process.
+/// The environment variable with the directory of the files that move the clock.
 const DIRECTORY: &str = "SYNCGUARD_TEST_CLOCK";
 const HOUR: Duration = Duration::from_hours(1);
 
@@ -41,8 +41,8 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
 }
 "#;
 
-/// Runs a test in a process whose wall clock can be moved: in this process if it is that one, or
-/// else in a second one that is started with the same test.
+/// Runs a test in a process whose wall clock can be moved: in this process if it was started for
+/// that, otherwise in a second one that runs the same test.
 pub(crate) fn with_a_movable_clock(test: &str, body: impl FnOnce(MovableClock)) {
     if let Some(directory) = std::env::var_os(DIRECTORY) {
         return body(MovableClock(directory.into()));
@@ -63,24 +63,24 @@ pub(crate) fn with_a_movable_clock(test: &str, body: impl FnOnce(MovableClock)) 
     assert!(again.success(), "{test} failed while the wall clock moved");
 }
 
-/// The wall clock of this process. Servers that it starts keep their own.
+/// The wall clock of this process. Servers that it starts keep the true time.
 pub(crate) struct MovableClock(PathBuf);
 
 impl MovableClock {
-    /// Sets it an hour ahead of the truth.
+    /// Sets the clock an hour ahead of the true time.
     pub(crate) fn set_ahead(&self) {
         self.set("ahead");
     }
 
-    /// Sets it an hour back.
+    /// Sets the clock an hour behind the true time.
     pub(crate) fn set_back(&self) {
         self.set("behind");
     }
 
-    /// Sets it right again.
+    /// Sets the clock to the true time.
     pub(crate) fn set_true(&self) {
         for direction in ["ahead", "behind"] {
-            // It is gone already, or never was.
+            // The file may not exist.
             drop(fs::remove_file(self.0.join(format!("{direction}-{}", std::process::id()))));
         }
     }

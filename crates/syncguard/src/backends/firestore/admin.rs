@@ -1,19 +1,21 @@
-//! The database for people: what is held, and what is wrong with the place.
+//! Listing and findings of a Firestore database.
 
 use super::record::Record;
 use super::{FirestoreBackend, named};
+use crate::common::error::Result;
 use crate::common::time::is_live;
-use crate::contract::advice::Advice;
-use crate::contract::inspect::{Cursor, Inspection, Inspector, Page};
+use crate::contract::BoxFuture;
+use crate::contract::admin::{Admin, Cursor, Page};
+use crate::contract::finding::Finding;
 
-impl Inspector for FirestoreBackend {
-    fn list<'a>(&'a self, after: Option<&'a Cursor>) -> Inspection<'a, Page> {
+impl Admin for FirestoreBackend {
+    fn list<'a>(&'a self, after: Option<&'a Cursor>) -> BoxFuture<'a, Result<Page>> {
         let after = after.map_or("", Cursor::place);
         Box::pin(async move {
             let listed = self.shared.requests.list(after).await;
             let (documents, next) = listed.map_err(|error| named(error, "list"))?;
             let now = self.shared.requests.now();
-            // A malformed document is not listed; the operations on its key say so.
+            // A malformed document is not listed; operations on its key report the error.
             let records = documents.into_iter().filter_map(|document| Record::read(document).ok());
             let locks = records.map(|record| record.lock);
             let live = locks.filter(|lock| is_live(lock.expires_at, now)).collect();
@@ -21,22 +23,22 @@ impl Inspector for FirestoreBackend {
         })
     }
 
-    fn advice(&self) -> Inspection<'_, Vec<Advice>> {
+    fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>>> {
         Box::pin(async move {
-            self.shared.requests.touch().await.map_err(|error| named(error, "advice"))?;
+            self.shared.requests.touch().await.map_err(|error| named(error, "findings"))?;
             let mut found = Vec::new();
             if self.shared.is_emulator {
-                found.push(Advice::new(
+                found.push(Finding::new(
                     "emulator",
-                    "this is an emulator: its locks and fences end with it",
+                    "this is an emulator: its locks and fences are lost when it stops",
                 ));
             }
             if let Some(worst) = self.shared.requests.clock_error() {
-                found.push(Advice::new(
+                found.push(Finding::new(
                     "clock",
                     format!(
-                        "the clock of this machine may be {} ms off firestore's: locks are granted by \
-                         it; synchronize it (NTP)",
+                        "the clock of this machine may differ from Firestore's by {} ms, and locks \
+                         are granted by it; synchronize it (NTP)",
                         worst.as_millis()
                     ),
                 ));

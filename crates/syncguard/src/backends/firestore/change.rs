@@ -1,5 +1,5 @@
-//! Changing a lock that is held: finding it by its receipt, its key or its id, and one commit that
-//! demands that it is still what was found.
+//! Release and extend: finding a held lock by its receipt, its key or its id, and changing it in
+//! one commit that fails if it has changed meanwhile.
 
 use super::record::{self, Record, Version};
 use super::requests::{self, Commit, Committed, Conflict};
@@ -8,51 +8,52 @@ use crate::common::error::Result;
 use crate::common::lock_id::LockId;
 use crate::common::time::{Timestamp, is_live};
 use crate::common::ttl::Ttl;
-use crate::contract::outcome::Absence;
+use crate::contract::outcome::NotHeldReason;
 use crate::contract::request::{Hint, Receipt};
 use googleapis_tonic_google_firestore_v1::google::firestore::v1 as api;
 
-/// What is done to a lock that is held.
+/// A change of a held lock.
 #[derive(Clone, Copy)]
 pub(super) enum Change {
     Release,
     Extend(Ttl),
 }
 
-/// A change that was made.
+/// A change that took effect.
 pub(super) struct Changed {
     pub(super) document: String,
     pub(super) version: Option<Version>,
     pub(super) now: Timestamp,
 }
 
-/// What came of a change.
+/// The outcome of one attempt at a change.
 enum Attempt {
     Done(Changed),
     Conflict(Conflict),
-    /// By the expiry that was given, the lock is dead. Nothing was sent.
+    /// The lock has expired, by this machine's clock or by the server's time. Nothing was
+    /// committed.
     TooLate,
-    /// The lock was dead when the change arrived, by the server's own time.
+    /// The lock had already expired when the change was committed, by the server's time.
     WasDead,
 }
 
-/// The lock of an id, and what must be deleted with it.
+/// The lock with an id, and expired duplicates to delete with it.
 struct Resolved {
-    lock: Result<Record, Absence>,
+    lock: Result<Record, NotHeldReason>,
     debris: Vec<Record>,
 }
 
 impl FirestoreBackend {
-    /// Changes the lock that an id holds, whatever others do meanwhile.
+    /// Changes the lock with an id, and tries again on conflicts with other clients.
     pub(super) async fn change(
         &self,
         lock_id: LockId,
         hint: &Hint,
         change: Change,
-    ) -> Result<Result<Changed, Absence>> {
+    ) -> Result<Result<Changed, NotHeldReason>> {
         let mut has_conflicted = false;
         let changed = self.try_change(lock_id, hint, change, &mut has_conflicted).await;
-        // A conflict is no proof that a commit did not happen.
+        // A conflict does not prove that the commit had no effect.
         changed.map_err(|error| if has_conflicted { error.after_effect() } else { error })
     }
 
@@ -62,7 +63,7 @@ impl FirestoreBackend {
         hint: &Hint,
         change: Change,
         has_conflicted: &mut bool,
-    ) -> Result<Result<Changed, Absence>> {
+    ) -> Result<Result<Changed, NotHeldReason>> {
         let held = hint.receipt.as_ref().and_then(Receipt::get::<Held>);
         let is_ours =
             |held: &&Held| held.lock_id == lock_id && self.shared.names.is_lock(&held.document);
@@ -70,8 +71,8 @@ impl FirestoreBackend {
             let place = (held.document.as_str(), held.version, held.expires_at);
             match self.commit(lock_id, place, &[], change).await? {
                 Attempt::Done(changed) => return Ok(Ok(changed)),
-                Attempt::WasDead => return Ok(Err(Absence::Expired)),
-                // It is not what the guard remembers.
+                Attempt::WasDead => return Ok(Err(NotHeldReason::Expired)),
+                // The receipt is out of date.
                 Attempt::Conflict(_) => *has_conflicted = true,
                 Attempt::TooLate => {}
             }
@@ -85,7 +86,7 @@ impl FirestoreBackend {
                 Err(absence) => {
                     if !debris.is_empty() {
                         let deletions = debris.iter().map(deletion).collect();
-                        // What cannot be deleted now is found again.
+                        // Best effort: what cannot be deleted now is found again later.
                         drop(self.shared.requests.commit(deletions).await);
                     }
                     return Ok(Err(absence));
@@ -99,7 +100,7 @@ impl FirestoreBackend {
             let place = (record.name.as_str(), record.version, record.lock.expires_at);
             match self.commit(lock_id, place, &debris, change).await? {
                 Attempt::Done(changed) => return Ok(Ok(changed)),
-                Attempt::TooLate | Attempt::WasDead => return Ok(Err(Absence::Expired)),
+                Attempt::TooLate | Attempt::WasDead => return Ok(Err(NotHeldReason::Expired)),
                 Attempt::Conflict(conflict) => {
                     *has_conflicted = true;
                     if !conflict.is_race && debris.is_empty() {
@@ -111,7 +112,7 @@ impl FirestoreBackend {
         Err(error::conflict())
     }
 
-    /// Makes a change in one commit, if the lock is still alive.
+    /// Makes a change in one commit, if the lock is still live.
     async fn commit(
         &self,
         lock_id: LockId,
@@ -123,8 +124,8 @@ impl FirestoreBackend {
         if let Change::Extend(_) = change
             && let Err(error) = requests.approve_clock().await
         {
-            // A holder whose clocks stood still believes in its lock for longer than others do. It is
-            // told as soon as the server's time says so.
+            // If this machine's clocks stood still, the lock lives longer by them than for other
+            // clients. Report the expiry as soon as the server's time shows it.
             let is_dead =
                 requests.earliest_server_time().is_some_and(|now| !is_live(expires_at, now));
             return if is_dead { Ok(Attempt::TooLate) } else { Err(error) };
@@ -152,7 +153,7 @@ impl FirestoreBackend {
             }
             Ok(Commit::Conflict(conflict)) => Ok(Attempt::Conflict(conflict)),
             Err(error) if error.may_have_taken_effect() => {
-                // The answer was lost; what is there tells whether it happened.
+                // The response was lost; the document shows whether the commit took effect.
                 let Ok([found]) = requests.read([document]).await else { return Err(error) };
                 let is_known = matches!(change, Change::Release) || requests.is_clock_good();
                 match found.map(Record::read).transpose() {
@@ -166,9 +167,11 @@ impl FirestoreBackend {
         }
     }
 
-    /// Whether an extend that was committed came too late, by the time of the commit itself. All clocks
-    /// of this machine may have stood still together, as when a virtual machine is paused; then nothing
-    /// here tells, and the expiry that was written is worth less than it seems, or nothing.
+    /// Returns whether a committed extend came too late, by the time of the commit.
+    ///
+    /// All clocks of this machine may have stood still together, for example in a paused virtual
+    /// machine. No local clock shows that, and the expiry that was written is earlier than the
+    /// holder believes, or already past.
     async fn was_dead(
         &self,
         committed: &Committed,
@@ -180,24 +183,25 @@ impl FirestoreBackend {
         let Err(clock_is_off) = requests.known_clock() else { return Ok(false) };
         let Some(at) = committed.at else { return Err(clock_is_off.after_effect()) };
         if is_live(before, at) && is_live(after, at) {
-            // It is ours for the moment, and not for as long as a holder would believe.
+            // The lock is held, but for a shorter time than the holder would believe.
             return Err(clock_is_off.after_effect());
         }
         if is_live(after, at)
             && let Some(version) = committed.last_version()
         {
-            // A dead lock must not come back to life. If it cannot be deleted, it dies by itself.
+            // The extend revived an expired lock. If the deletion fails, the lock expires again.
             drop(requests.commit(vec![requests::delete(document, version)]).await);
         }
         Ok(true)
     }
 
-    /// Finds the lock of an id: where the hint says, or else by the id.
+    /// Finds the lock with an id: at the key in the hint, or else by a query for the id.
     async fn resolve(&self, lock_id: LockId, hint: &Hint) -> Result<Resolved> {
         if let Some(key) = &hint.key {
             let [lock, _] = self.shared.names.documents(key)?;
             let [found] = self.shared.requests.read([&lock]).await?;
-            // A malformed document there is not ours, unless the id says so.
+            // A malformed document is skipped here; the query by id still finds it if it has the
+            // id.
             let found = found.and_then(|found| Record::read(found).ok());
             let is_ours = |record: &Record| {
                 let is_live = is_live(record.lock.expires_at, self.shared.requests.now());
@@ -214,12 +218,12 @@ impl FirestoreBackend {
             found.into_iter().partition(|record| is_live(record.lock.expires_at, now));
         let lock = match (live.pop(), dead.is_empty()) {
             (Some(record), _) if live.is_empty() => Ok(record),
-            // Which of them is meant nobody can know.
-            (Some(_), _) => Err(Absence::Unknown),
-            (None, true) => Err(Absence::NotFound),
-            (None, false) => Err(Absence::Expired),
+            // Several locks are live, and the request does not say which one is meant.
+            (Some(_), _) => Err(NotHeldReason::Unknown),
+            (None, true) => Err(NotHeldReason::NotFound),
+            (None, false) => Err(NotHeldReason::Expired),
         };
-        // A dead record alone stays, so that the next answer is the same.
+        // A single expired record stays, so that the next outcome is the same.
         Ok(Resolved { lock, debris: if is_single { Vec::new() } else { dead } })
     }
 }
@@ -234,7 +238,7 @@ impl Change {
         }
     }
 
-    /// Whether what is there is what this leaves behind.
+    /// Returns whether the document shows that this change took effect.
     fn is_seen_in(self, found: Option<&Record>, lock_id: LockId, now: Timestamp) -> bool {
         match (self, found) {
             (Self::Release, found) => found.is_none(),

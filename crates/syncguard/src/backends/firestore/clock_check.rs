@@ -1,7 +1,8 @@
-//! Whether the clock of this machine can be trusted.
+//! The clock check: compares this machine's clock with the server's.
 //!
-//! Liveness is judged by every client's own clock here, so two clocks that differ by more than the
-//! tolerance break a lock. Every answer carries the server's time, which costs nothing.
+//! Each client decides by its own clock whether a lock is live, so two clocks that differ by more
+//! than the tolerance can give two clients the same lock. Every response contains the server's
+//! time, so the comparison needs no extra request.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,23 +11,23 @@ use super::error;
 use crate::common::error::Result;
 use crate::common::time::Timestamp;
 
-/// How far the clock may be off.
+/// How far the clock may differ from the server's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Above this a warning is logged.
+    /// Above this, a warning is logged.
     pub(super) warn: Duration,
-    /// Above this nothing is granted or extended.
+    /// Above this, nothing is granted or extended.
     pub(super) refuse: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        // Two clients may err in opposite directions, and the tolerance is a second.
+        // Two clients may be off in opposite directions, and the tolerance is one second.
         Self { warn: Duration::from_millis(250), refuse: Duration::from_millis(500) }
     }
 }
 
-/// Watches the clock.
+/// Compares the clock with the server's and remembers the best comparison.
 #[derive(Debug)]
 pub(super) struct ClockCheck {
     limits: Option<Limits>,
@@ -39,7 +40,7 @@ struct State {
     last_warning: Option<Instant>,
 }
 
-/// A time by the clock that is watched, and by one that nobody can move.
+/// A moment by two clocks: the wall clock, and a monotonic one that cannot be set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment {
     pub(super) wall: Timestamp,
@@ -47,8 +48,8 @@ pub(super) struct Moment {
 }
 
 impl Moment {
-    /// How long after `earlier` this is by the steady clock, and by how much the other one disagrees:
-    /// somebody has moved it, or the machine was asleep.
+    /// Returns the time since `earlier` by the monotonic clock, and by how much the wall clock
+    /// disagrees. It does if it was set or if the machine was suspended.
     fn since(self, earlier: Self) -> (i64, i64) {
         let steady = whole(self.steady.saturating_duration_since(earlier.steady));
         let wall = signed(self.wall).saturating_sub(signed(earlier.wall));
@@ -59,22 +60,22 @@ impl Moment {
 /// One comparison with the server's clock, in milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
-    /// By how much this clock is ahead.
+    /// How far this machine's clock is ahead.
     ahead: i64,
-    /// Half the time that the comparison took.
+    /// Half the round trip, plus any disagreement of the two local clocks.
     uncertainty: i64,
     taken: Moment,
 }
 
 impl Sample {
-    /// What it is worth by now: a clock may drift by a millisecond in a second, and it may have been
-    /// moved.
+    /// Returns the uncertainty at a later moment. It grows because the clock may drift by a
+    /// millisecond per second and may have been set.
     fn uncertainty_at(&self, now: Moment) -> i64 {
         let (age, disagreement) = now.since(self.taken);
         self.uncertainty.saturating_add(age / 1000).saturating_add(disagreement)
     }
 
-    /// The largest error that is possible.
+    /// Returns the largest possible error.
     fn worst_at(&self, now: Moment) -> i64 {
         self.ahead.saturating_abs().saturating_add(self.uncertainty_at(now))
     }
@@ -97,8 +98,7 @@ impl ClockCheck {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the server's clock showed `server` at some time between `sent` and `received` of
-    /// ours.
+    /// Records that the server's clock showed `server` at a moment between `sent` and `received`.
     pub(super) fn note(&self, server: Timestamp, sent: Moment, received: Moment) {
         let (took, disagreement) = received.since(sent);
         let sample = Sample {
@@ -108,7 +108,7 @@ impl ClockCheck {
         };
         let mut state = self.state();
         let is_first = state.known.is_none();
-        // A quick answer tells more than a slow one, unless the two contradict each other.
+        // A fast response is more precise than a slow one, unless the two contradict each other.
         let is_better = state.known.is_none_or(|known| {
             let uncertainty = known.uncertainty_at(received);
             let reach = uncertainty.saturating_add(sample.uncertainty);
@@ -118,7 +118,7 @@ impl ClockCheck {
         if is_better {
             state.known = Some(sample);
         }
-        // The first answer comes late, because the connection is made for it.
+        // The first response is imprecise, because it includes the time to connect.
         if !is_first {
             self.warn(&mut state, received);
         }
@@ -138,7 +138,7 @@ impl ClockCheck {
         }
     }
 
-    /// Refuses to grant by a clock that is off.
+    /// Fails if the clock may differ by more than the limit.
     pub(super) fn approve(&self, now: Moment) -> Result<()> {
         let known = self.state().known;
         match (self.limits, known) {
@@ -149,7 +149,8 @@ impl ClockCheck {
         }
     }
 
-    /// The server's time, if it was compared: the earliest that it can be. `None` where nobody looks.
+    /// Returns the earliest time that the server's clock can show, or `None` without a comparison
+    /// or limits.
     pub(super) fn earliest_server_time(&self, now: Moment) -> Option<Timestamp> {
         self.limits?;
         let known = self.state().known?;
@@ -158,8 +159,8 @@ impl ClockCheck {
         u64::try_from(earliest).ok().map(Timestamp::from_millis)
     }
 
-    /// By how much the clock may be off at most, if it was compared, and whether that is worth
-    /// telling.
+    /// Returns how far the clock may be off at most, if it was compared, and whether that is above
+    /// the warning limit.
     pub(super) fn worst(&self, now: Moment) -> Option<(Duration, bool)> {
         let worst = self.state().known?.worst_at(now);
         let limits = self.limits.unwrap_or_default();
@@ -172,7 +173,7 @@ impl ClockCheck {
 mod tests {
     use super::*;
 
-    /// Moments of a clock and of a steady one.
+    /// Creates moments of a wall clock and a monotonic one.
     struct Clocks(Instant);
 
     impl Clocks {
@@ -180,7 +181,7 @@ mod tests {
             Self(Instant::now())
         }
 
-        /// Both show the same.
+        /// Returns a moment at which both clocks agree.
         fn at(&self, millis: u64) -> Moment {
             self.at_both(millis, millis)
         }
@@ -200,12 +201,12 @@ mod tests {
         let cases = [(1000, true), (1450, true), (550, true), (1550, false), (450, false)];
         for (server, is_fine) in cases {
             let check = ClockCheck::new(Some(Limits::default()));
-            check.approve(clocks.at(1000)).expect("not known yet");
+            check.approve(clocks.at(1000)).expect("not compared yet");
             check.note(time(server), clocks.at(1000), clocks.at(1010));
             assert_eq!(check.approve(clocks.at(1010)).is_ok(), is_fine, "{server}");
             let off = ClockCheck::new(None);
             off.note(time(server), clocks.at(1000), clocks.at(1010));
-            off.approve(clocks.at(1010)).expect("it was switched off");
+            off.approve(clocks.at(1010)).expect("the check is off");
         }
     }
 
@@ -214,42 +215,42 @@ mod tests {
         let (clocks, check) = (Clocks::new(), ClockCheck::new(Some(Limits::default())));
         check.note(time(1600), clocks.at(1000), clocks.at(2200));
         assert!(check.approve(clocks.at(2200)).is_err());
-        // A quick answer settles it; another slow one that agrees changes nothing.
+        // A fast response settles it; another slow one that agrees changes nothing.
         check.note(time(3005), clocks.at(3000), clocks.at(3010));
-        check.approve(clocks.at(3010)).expect("known by now");
+        check.approve(clocks.at(3010)).expect("precise now");
         check.note(time(5000), clocks.at(4000), clocks.at(6000));
-        check.approve(clocks.at(6000)).expect("still known");
+        check.approve(clocks.at(6000)).expect("still precise");
     }
 
     #[test]
-    fn a_clock_that_was_moved_is_not_trusted_until_it_is_compared() {
+    fn a_clock_that_was_set_is_not_trusted_until_it_is_compared() {
         let (clocks, check) = (Clocks::new(), ClockCheck::new(Some(Limits::default())));
         check.note(time(1005), clocks.at(1000), clocks.at(1010));
         check.approve(clocks.at(2000)).expect("it was compared");
         for wall in [1000, 3000, 60_000] {
-            // It shows another time than it should, a second later.
+            // A second later, the wall clock shows another time than it should.
             assert!(check.approve(clocks.at_both(wall, 2000)).is_err(), "{wall}");
         }
-        // Compared again, it is as good as before, or really off.
+        // Another comparison shows whether it is really off.
         check.note(time(2105), clocks.at_both(2100, 2100), clocks.at_both(2110, 2110));
-        check.approve(clocks.at(2200)).expect("moved back");
+        check.approve(clocks.at(2200)).expect("set back");
         check.note(time(3005), clocks.at_both(9000, 3000), clocks.at_both(9010, 3010));
         assert!(check.approve(clocks.at_both(9010, 3010)).is_err());
     }
 
     #[test]
-    fn a_clock_that_is_moved_during_a_request_is_not_trusted() {
+    fn a_clock_that_is_set_during_a_request_is_not_trusted() {
         let (clocks, check) = (Clocks::new(), ClockCheck::new(Some(Limits::default())));
         check.note(time(1005), clocks.at(1000), clocks.at_both(210, 1010));
         assert!(check.approve(clocks.at_both(210, 1010)).is_err());
     }
 
     #[test]
-    fn clocks_that_stood_still_together_are_found_out_by_the_server() {
+    fn the_server_time_reveals_clocks_that_stood_still_together() {
         let (clocks, check) = (Clocks::new(), ClockCheck::new(Some(Limits::default())));
         check.note(time(1005), clocks.at(1000), clocks.at(1010));
-        // A minute passes for everybody else, and nothing here tells.
-        check.approve(clocks.at(1020)).expect("as good as before");
+        // A minute passes elsewhere, and no local clock shows it.
+        check.approve(clocks.at(1020)).expect("no difference is known");
         check.note(time(61_025), clocks.at(1020), clocks.at(1030));
         assert!(check.approve(clocks.at(1030)).is_err());
         let earliest = check.earliest_server_time(clocks.at(1030)).expect("compared");
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_known_long_ago_is_worth_little() {
+    fn an_old_comparison_is_uncertain() {
         let (clocks, check) = (Clocks::new(), ClockCheck::new(Some(Limits::default())));
         check.note(time(1005), clocks.at(1000), clocks.at(1010));
         check.approve(clocks.at(400_000)).expect("drifted a little");

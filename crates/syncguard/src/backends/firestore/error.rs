@@ -1,5 +1,5 @@
-//! What goes wrong with Firestore, in our words: by gRPC code, never by the text of a message, which
-//! may hold the name of a document.
+//! Maps errors of Firestore by gRPC code, never by message text, which may contain the name of a
+//! document.
 
 use std::error::Error as _;
 
@@ -7,53 +7,54 @@ use tonic::{Code, Status, TimeoutExpired};
 
 use crate::common::error::{Cause, Error, ErrorCode};
 
-/// Our error for an answer that is none.
+/// Maps a gRPC status to an error.
 pub(super) fn map(status: &Status) -> Error {
     use ErrorCode::{
         AuthFailed, Internal, InvalidArgument, NetworkTimeout, RateLimited, ServiceUnavailable,
     };
-    // With a source it did not come from the server, but from the way to it, whatever its code.
+    // A status with a source comes from the connection, not from the server, whatever its code.
     let source = status.source();
     let is_timeout = source.and_then(|source| source.downcast_ref::<TimeoutExpired>()).is_some();
     let (code, message) = match status.code() {
-        _ if is_timeout => (NetworkTimeout, "firestore did not answer in time"),
-        Code::Unavailable => {
-            (ServiceUnavailable, "firestore cannot be reached, or is not available")
+        _ if is_timeout => (NetworkTimeout, "Firestore did not respond in time"),
+        Code::Unavailable => (ServiceUnavailable, "Firestore is unavailable or cannot be reached"),
+        _ if source.is_some() => (ServiceUnavailable, "the connection to Firestore was lost"),
+        Code::Internal => (ServiceUnavailable, "Firestore reported an internal error"),
+        Code::Aborted => {
+            (ServiceUnavailable, "Firestore aborted the request: it conflicted with another")
         }
-        _ if source.is_some() => (ServiceUnavailable, "the connection to firestore was lost"),
-        Code::Internal => (ServiceUnavailable, "firestore failed inside"),
-        Code::Aborted => (ServiceUnavailable, "firestore gave way to another transaction"),
         Code::DeadlineExceeded | Code::Cancelled => {
-            (NetworkTimeout, "firestore did not answer in time")
+            (NetworkTimeout, "Firestore did not respond in time")
         }
         Code::PermissionDenied => (
             AuthFailed,
-            "firestore refused the request: the credentials need the role roles/datastore.user in \
+            "Firestore denied the request; grant the credentials the role roles/datastore.user in \
              this project",
         ),
-        Code::Unauthenticated => (AuthFailed, "firestore refused the credentials"),
-        Code::ResourceExhausted => (RateLimited, "a quota of firestore is used up"),
+        Code::Unauthenticated => (AuthFailed, "Firestore refused the credentials"),
+        Code::ResourceExhausted => (RateLimited, "a Firestore quota is exhausted"),
         Code::NotFound => (
             InvalidArgument,
-            "there is no such database; check project and database, and that it is one in native \
-             mode",
+            "the Firestore database does not exist; check the project, the database, and that it \
+             is in native mode",
         ),
         Code::FailedPrecondition => (
             InvalidArgument,
-            "firestore cannot do this with that database; it must be one in native mode, with an \
-             index on lockId",
+            "Firestore refused the request for this database; it must be in native mode and have \
+             an index on lockId",
         ),
         Code::InvalidArgument | Code::OutOfRange => {
-            (InvalidArgument, "firestore refuses this input")
+            (InvalidArgument, "Firestore refused the request as invalid")
         }
         _ => (Internal, "Firestore sent an unexpected error"),
     };
     Error::new(code, message).with_source(Cause(format!("gRPC {:?}", status.code())))
 }
 
-/// Whether a write was refused because a document is not what it was thought to be.
+/// Returns whether a commit was refused because a document has changed.
 pub(super) fn is_conflict(status: &Status) -> bool {
-    // Which of them it is depends on the precondition, and on who answers; it must be the server.
+    // The code depends on the precondition, and differs between the service and the emulator. A
+    // status with a source does not come from the server.
     status.source().is_none()
         && matches!(
             status.code(),
@@ -61,49 +62,52 @@ pub(super) fn is_conflict(status: &Status) -> bool {
         )
 }
 
-/// No answer came in time.
+/// Creates the error for a response that did not arrive in time.
 pub(super) fn timeout() -> Error {
-    Error::new(ErrorCode::NetworkTimeout, "firestore did not answer in time")
+    Error::new(ErrorCode::NetworkTimeout, "Firestore did not respond in time")
 }
 
-/// Documents keep changing while we look at them.
+/// Creates the error for documents that changed in every round.
 pub(super) fn conflict() -> Error {
-    Error::new(ErrorCode::ServiceUnavailable, "the lock's document keeps changing")
+    Error::new(
+        ErrorCode::ServiceUnavailable,
+        "the lock's document keeps changing: other clients write to it; try again",
+    )
 }
 
-/// No credentials, or none that work.
+/// Creates the error for missing or invalid credentials.
 pub(super) fn no_credentials() -> Error {
     Error::new(
         ErrorCode::AuthFailed,
-        "no credentials for firestore: set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth \
-         application-default login`, or give the machine a service account; \
-         FIRESTORE_EMULATOR_HOST needs none",
+        "no usable Firestore credentials; set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth \
+         application-default login`, or attach a service account to the machine; an emulator \
+         (FIRESTORE_EMULATOR_HOST) needs none",
     )
     .without_effect()
 }
 
-/// Whoever gives out credentials does not answer.
+/// Creates the error for a token service that is temporarily unavailable.
 pub(super) fn credentials_unavailable() -> Error {
     Error::new(
         ErrorCode::ServiceUnavailable,
-        "no new credentials for firestore: whoever gives them out does not answer",
+        "cannot renew the Firestore credentials: the token service is unavailable",
     )
     .without_effect()
 }
 
-/// The clock of this machine cannot be trusted.
+/// Creates the error for a clock that differs too much from the server's.
 pub(super) fn clock_is_off(ahead_ms: i64, uncertainty_ms: i64) -> Error {
     Error::new(
         ErrorCode::ServiceUnavailable,
         format!(
-            "the clock of this machine is ahead of firestore's by {ahead_ms} ms, give or take \
-             {uncertainty_ms} ms, which is too much; synchronize it (NTP)"
+            "the clock of this machine is ahead of Firestore's by {ahead_ms} ms (uncertainty \
+             {uncertainty_ms} ms), which is above the limit; synchronize it (NTP)"
         ),
     )
     .without_effect()
 }
 
-/// An answer that the protocol does not have.
+/// Creates the error for a response that violates the protocol.
 pub(super) fn unexpected_response() -> Error {
     Error::new(ErrorCode::Internal, "Firestore sent an unexpected response")
 }
@@ -114,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// All codes of gRPC that are errors, with the row that they are in.
+    /// All gRPC codes that are errors, and our code for each.
     const TABLE: [(Code, ErrorCode); 16] = [
         (Code::Cancelled, ErrorCode::NetworkTimeout),
         (Code::Unknown, ErrorCode::Internal),
@@ -135,9 +139,9 @@ mod tests {
     ];
 
     #[test]
-    fn every_code_has_its_row() {
+    fn every_grpc_code_maps_to_its_error_code() {
         for (code, expected) in TABLE {
-            // Words in the message change nothing.
+            // The message text does not matter.
             for words in ["canary", "PERMISSION_DENIED canary", "Transaction is invalid or closed."]
             {
                 let error = map(&Status::new(code, words));
@@ -150,14 +154,14 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_come_from_the_server_is_the_way_to_it() {
+    fn a_status_with_a_source_is_a_connection_error() {
         for (code, _) in TABLE {
             let mut lost = Status::new(code, "canary");
             lost.set_source(std::sync::Arc::new(Cause("canary".to_owned())));
             let error = map(&lost);
             assert_eq!(error.code(), ErrorCode::ServiceUnavailable, "{code:?}");
             assert!(!format!("{error} {error:?}").contains("canary"), "{error:?}");
-            assert!(!is_conflict(&lost), "{code:?}: only the server's own word is a conflict");
+            assert!(!is_conflict(&lost), "{code:?}: only the server reports conflicts");
             let is_one =
                 [Code::Aborted, Code::AlreadyExists, Code::FailedPrecondition, Code::NotFound]
                     .contains(&code);
@@ -168,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_errors_have_their_rows() {
+    fn own_errors_have_their_codes() {
         let table = [
             (timeout(), ErrorCode::NetworkTimeout, true),
             (conflict(), ErrorCode::ServiceUnavailable, true),

@@ -1,22 +1,24 @@
-//! Locks in a Firestore database, shared with everybody who reaches it.
+//! Locks in a Firestore database, shared by every client of that database.
 //!
-//! * No transactions: plain strong reads, and one commit that demands that nothing has changed since.
-//!   An acquire is two requests, a release or an extend by its guard is one.
-//! * Every client's own clock decides, so it is compared with the server's all the time.
-//! * Documents are those of the TypeScript implementation: the two exclude each other, and release,
-//!   extend and look up each other's locks.
+//! * There are no transactions: an operation is strongly consistent reads and one commit, which
+//!   fails if a document has changed since it was read. An acquire is two requests; a release or an
+//!   extend through the guard is one.
+//! * Each client decides by its own clock whether a lock is live, so every response is used to
+//!   compare that clock with the server's.
+//! * The documents are those of the TypeScript implementation: both exclude each other, and each
+//!   can release, extend and look up the other's locks.
 //!
-//! See `docs/specs/firestore.md` for what can make fences go backwards here.
+//! `docs/specs/firestore.md` in the repository lists what can make fences go backwards.
 
 mod admin;
 mod change;
 mod clock_check;
 mod config;
 mod error;
+mod listener;
 mod names;
 mod record;
 mod requests;
-mod wake;
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,25 +36,25 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{Timestamp, is_live};
 use crate::contract::LockBackend;
+use crate::contract::admin::Admin;
 use crate::contract::capabilities::{Capabilities, TimeAuthority};
-use crate::contract::inspect::Inspector;
-use crate::contract::outcome::{Acquire, Extend, Extension, Lease, Release};
+use crate::contract::notifier::Subscription;
+use crate::contract::outcome::{AcquireOutcome, ExtendOutcome, Extension, Lease, ReleaseOutcome};
 use crate::contract::request::{AcquireRequest, ExtendRequest, Receipt, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
-use crate::contract::wake::WakeUps;
 use change::{Change, Changed};
 pub use config::FirestoreConfig;
+use listener::FirestoreListener;
 use names::Names;
 use record::{Record, Version};
 use requests::{Commit, Requests};
-use wake::Waker;
 
 const NAME: &str = "firestore";
 
-/// How often a change is tried while others change the same documents.
+/// How many times a change is attempted while other clients change the same documents.
 const ROUNDS: u32 = 6;
 
-/// Locks in a Firestore database. Clones share the connection.
+/// A backend that keeps locks in a Firestore database. Clones share the connection.
 ///
 /// ```no_run
 /// use syncguard::firestore::FirestoreConfig;
@@ -67,18 +69,18 @@ const ROUNDS: u32 = 6;
 /// ```
 #[derive(Clone)]
 pub struct FirestoreBackend {
-    shared: Arc<Shared>,
+    shared: Arc<FirestoreInner>,
 }
 
-struct Shared {
+struct FirestoreInner {
     requests: Arc<Requests>,
     names: Names,
-    waker: Waker,
+    listener: FirestoreListener,
     cleanup: CleanupGate,
     is_emulator: bool,
 }
 
-/// What a guard remembers, so that its lock can be changed without looking first.
+/// The receipt of a guard: with it, the lock can be changed without reading it first.
 struct Held {
     lock_id: LockId,
     document: String,
@@ -87,54 +89,57 @@ struct Held {
 }
 
 impl FirestoreBackend {
-    /// Connects to a database: reads from it, so that missing credentials and a wrong project are
-    /// noticed now. A clock that is off is written to the log.
+    /// Connects to a database and reads from it, so that missing credentials or a wrong project
+    /// fail here. Logs a warning if this machine's clock differs too much from the server's.
     ///
     /// # Cancel safety
     ///
-    /// Dropped half-way, nothing is left behind.
+    /// If you drop the future before it completes, nothing is left behind.
     pub async fn connect(config: FirestoreConfig) -> Result<Self> {
+        config.validate()?;
         let names = config.names()?;
-        let cleanup = CleanupGate::new(config.cleanup_in_is_locked);
+        let cleanup = CleanupGate::new(config.network.cleanup_in_is_locked);
         let is_emulator = config.emulator.is_some();
         let requests = Arc::new(Requests::new(config, names.clone())?);
         requests.touch().await.map_err(|error| named(error, "connect"))?;
         if requests.clock_error().is_some() {
-            // The first answer was late, because the connection was made for it.
+            // The first response includes the time to connect, so compare the clocks once more.
             requests.touch().await.map_err(|error| named(error, "connect"))?;
         }
-        let waker = Waker::start(Arc::clone(&requests), names.clone());
-        Ok(Self { shared: Arc::new(Shared { requests, names, waker, cleanup, is_emulator }) })
+        let listener = FirestoreListener::start(Arc::clone(&requests), names.clone());
+        Ok(Self {
+            shared: Arc::new(FirestoreInner { requests, names, listener, cleanup, is_emulator }),
+        })
     }
 
-    /// The lock of a key, dead or alive.
+    /// Reads the lock of a key, live or expired.
     async fn read(&self, key: &Key) -> Result<Option<Record>> {
         let [lock, _] = self.shared.names.documents(key)?;
         let [found] = self.shared.requests.read([&lock]).await?;
         found.map(Record::read).transpose()
     }
 
-    /// All locks under an id, dead or alive.
+    /// Finds all locks with an id, live or expired.
     async fn find(&self, lock_id: LockId) -> Result<Vec<Record>> {
         let found = self.shared.requests.find(&lock_id).await?;
         let records: Vec<Record> = found.into_iter().map(Record::read).collect::<Result<_>>()?;
         if records.len() > 1 {
             tracing::warn!(
                 documents = records.len(),
-                "one lock id is in several documents of firestore; was a backup merged?"
+                "one lock id is in several documents; check whether a backup was merged"
             );
         }
-        // Whatever was asked for: only what is ours is changed.
+        // Whatever the query returned, only locks with this id may be changed.
         Ok(records.into_iter().filter(|record| record.lock.lock_id == lock_id).collect())
     }
 
-    /// Deletes a record that was found dead, on the side.
+    /// Deletes an expired record in the background.
     fn clean_up(&self, record: Record) {
         let backend = self.clone();
         tokio::spawn(async move {
             let requests = &backend.shared.requests;
-            // Best effort: what is left is left to the next acquire. By a clock that is off, what
-            // looks dead may be alive.
+            // Best effort: the next acquire replaces a record that is left. If the clock is off,
+            // the record may only look expired.
             if requests.approve_clock().await.is_ok() {
                 drop(requests.commit(vec![deletion(&record)]).await);
             }
@@ -146,7 +151,7 @@ fn named(error: Error, operation: &'static str) -> Error {
     error.with_operation(NAME, operation)
 }
 
-/// Waits before another round: nothing before the first, then longer each time, all of it jitter.
+/// Waits before a round: not before the first one, then with exponential backoff and full jitter.
 async fn pause(round: u32) {
     const FIRST: Duration = Duration::from_millis(10);
     if round > 0 {
@@ -170,26 +175,26 @@ impl LockBackend for FirestoreBackend {
         Capabilities::new::<Fenced>(NAME, TimeAuthority::Client)
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let mut has_conflicted = false;
         let acquired = self.try_acquire(request, &mut has_conflicted).await;
         acquired.map_err(|error| {
-            // A conflict is no proof that a commit did not happen.
+            // A conflict does not prove that the commit had no effect.
             let error = if has_conflicted { error.after_effect() } else { error };
             named(error.with_key(request.key()), "acquire")
         })
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let lock_id = request.lock_id();
         let released = self.change(lock_id, request.hint(), Change::Release).await;
         match released.map_err(|error| named(error.with_lock_id(lock_id), "release"))? {
-            Ok(_) => Ok(Release::Released),
-            Err(absence) => Ok(Release::NotHeld(absence)),
+            Ok(_) => Ok(ReleaseOutcome::Released),
+            Err(absence) => Ok(ReleaseOutcome::NotHeld(absence)),
         }
     }
 
-    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+    async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
         let (lock_id, ttl) = (request.lock_id(), request.ttl());
         let channel = self.shared.requests.channel_number();
         let change = Box::pin(self.change(lock_id, request.hint(), Change::Extend(ttl)));
@@ -202,12 +207,12 @@ impl LockBackend for FirestoreBackend {
                 let expires_at = now.expiry(ttl);
                 let receipt = receipt(lock_id, document, version, expires_at);
                 let extension = Extension::new(expires_at);
-                Ok(Extend::Extended(match receipt {
+                Ok(ExtendOutcome::Extended(match receipt {
                     Some(receipt) => extension.with_receipt(receipt),
                     None => extension,
                 }))
             }
-            Err(absence) => Ok(Extend::NotHeld(absence)),
+            Err(absence) => Ok(ExtendOutcome::NotHeld(absence)),
         }
     }
 
@@ -237,11 +242,11 @@ impl LockBackend for FirestoreBackend {
         Ok(locks.find(|lock| is_live(lock.expires_at, now)))
     }
 
-    async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
-        self.shared.waker.subscribe(key).await
+    async fn subscribe(&self, key: &Key) -> Option<Subscription> {
+        self.shared.listener.subscribe(key).await
     }
 
-    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+    fn admin(&self) -> Option<Arc<dyn Admin>> {
         Some(Arc::new(self.clone()))
     }
 }
@@ -251,7 +256,7 @@ impl FirestoreBackend {
         &self,
         request: &AcquireRequest,
         has_conflicted: &mut bool,
-    ) -> Result<Acquire> {
+    ) -> Result<AcquireOutcome> {
         let (requests, key) = (&self.shared.requests, request.key());
         let [lock, counter] = self.shared.names.documents(key)?;
         let mut refused = None;
@@ -264,7 +269,8 @@ impl FirestoreBackend {
             }
             let fence = Fence::after(record::read_counter(number.as_ref())?)?;
             requests.approve_clock().await?;
-            // It may have been mended meanwhile, and then the lock may be alive.
+            // The clock may have been corrected meanwhile, and by the new time the lock may be
+            // live.
             if let Some(outcome) = self.refusal(found.as_ref(), request) {
                 return Ok(outcome);
             }
@@ -277,14 +283,17 @@ impl FirestoreBackend {
             }
             let now = requests.now();
             let expires_at = now.expiry(request.ttl());
-            let taken = StoredLock::new(key.clone(), request.lock_id(), fence, now, expires_at);
+            let taken = StoredLock::new(key.clone(), request.lock_id(), fence)
+                .acquired_at(now)
+                .expires_at(expires_at);
             let writes = vec![
                 requests::set(&counter, record::counter_fields(fence, key), versions[0]),
                 requests::set(&lock, record::lock_fields(&taken), versions[1]),
             ];
             match requests.commit(writes).await {
                 Ok(Commit::Done(committed)) => {
-                    // The commit has a time too: all clocks here may have stood still since the read.
+                    // All clocks of this machine may have stood still since the read; the time of
+                    // the commit reveals that.
                     requests.known_clock().map_err(Error::after_effect)?;
                     fence.warn_near_the_end(key);
                     let version = committed.last_version();
@@ -300,47 +309,48 @@ impl FirestoreBackend {
                 Err(error) => return Err(error),
             }
         }
-        // Others were faster each time, unless the last conflict was none. Who cannot look does not
-        // know.
+        // Another client won every round, unless the last commit took effect despite its conflict.
+        // If this read fails, the outcome is unknown.
         let [found] = requests.read([&lock]).await?;
         let found = found.map(Record::read).transpose()?;
         let outcome = self.answer(found.as_ref(), request, *has_conflicted).await?;
-        Ok(outcome.unwrap_or(Acquire::Contended { free_in: None }))
+        Ok(outcome.unwrap_or(AcquireOutcome::Contended { expires_in: None }))
     }
 
-    /// The answer to an acquire was lost; what is there tells whether it was granted. If not, it may
-    /// still be on its way.
-    async fn look_again(&self, request: &AcquireRequest, lock: &str) -> Option<Acquire> {
+    /// Reads the lock after the response to an acquire was lost. Returns `None` unless the lock was
+    /// granted, because the commit may still be in progress.
+    async fn look_again(&self, request: &AcquireRequest, lock: &str) -> Option<AcquireOutcome> {
         let [found] = self.shared.requests.read([lock]).await.ok()?;
         let found = Record::read(found?).ok()?;
         let outcome = self.answer(Some(&found), request, false).await.ok()?;
-        outcome.filter(|outcome| matches!(outcome, Acquire::Acquired(_)))
+        outcome.filter(|outcome| matches!(outcome, AcquireOutcome::Acquired(_)))
     }
 
-    /// What was read says to an acquire; `None` when the lock is free. What was granted before is
-    /// granted again only by a clock that can be trusted.
+    /// Returns the outcome of an acquire for the record that was read, or `None` if the lock is
+    /// free. A replay is granted only if the clock can be trusted.
     async fn answer(
         &self,
         found: Option<&Record>,
         request: &AcquireRequest,
         has_conflicted: bool,
-    ) -> Result<Option<Acquire>> {
+    ) -> Result<Option<AcquireOutcome>> {
         let mut outcome = self.refusal(found, request);
-        if matches!(outcome, Some(Acquire::Acquired(_))) {
+        if matches!(outcome, Some(AcquireOutcome::Acquired(_))) {
             self.shared.requests.approve_clock().await.map_err(Error::after_effect)?;
             outcome = self.refusal(found, request);
         }
         Ok(match outcome {
-            // Our own record, dead by now, of a commit that was answered with a conflict.
-            Some(Acquire::Spent) if has_conflicted => {
-                Some(Acquire::Contended { free_in: Some(Duration::ZERO) })
+            // The record of this request, expired by now: its commit took effect despite a
+            // conflict.
+            Some(AcquireOutcome::AlreadyUsed) if has_conflicted => {
+                Some(AcquireOutcome::Contended { expires_in: Some(Duration::ZERO) })
             }
             outcome => outcome,
         })
     }
 
-    /// What a record says to an acquire; `None` when the lock is free.
-    fn refusal(&self, found: Option<&Record>, request: &AcquireRequest) -> Option<Acquire> {
+    /// Returns the outcome that a record implies for an acquire, or `None` if the lock is free.
+    fn refusal(&self, found: Option<&Record>, request: &AcquireRequest) -> Option<AcquireOutcome> {
         let Record { name, version, lock } = found?;
         let now = self.shared.requests.now();
         match (lock.lock_id == request.lock_id(), is_live(lock.expires_at, now)) {
@@ -348,9 +358,9 @@ impl FirestoreBackend {
                 let (name, version) = (name.clone(), Some(*version));
                 Some(granted(lock.token, lock.expires_at, lock.lock_id, name, version))
             }
-            (true, false) => Some(Acquire::Spent),
+            (true, false) => Some(AcquireOutcome::AlreadyUsed),
             (false, true) => {
-                Some(Acquire::Contended { free_in: Some(lock.expires_at.dead_in(now)) })
+                Some(AcquireOutcome::Contended { expires_in: Some(lock.expires_at.dead_in(now)) })
             }
             (false, false) => None,
         }
@@ -367,9 +377,9 @@ fn granted(
     lock_id: LockId,
     document: String,
     version: Option<Version>,
-) -> Acquire {
+) -> AcquireOutcome {
     let lease = Lease::new(fence, expires_at);
-    Acquire::Acquired(match receipt(lock_id, document, version, expires_at) {
+    AcquireOutcome::Acquired(match receipt(lock_id, document, version, expires_at) {
         Some(receipt) => lease.with_receipt(receipt),
         None => lease,
     })

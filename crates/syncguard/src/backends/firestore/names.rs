@@ -1,13 +1,13 @@
-//! Names of documents.
+//! The names of the documents.
 
 use crate::common::error::{Error, Result};
 use crate::common::key::Key;
 use crate::common::storage_key::KeySpace;
 
-/// Firestore's limit for the id of a document.
+/// Firestore's limit for the length of a document id.
 const LONGEST_ID_BYTES: usize = 1500;
 
-/// How the documents of one database are named.
+/// The names of the documents in one database.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     project: String,
@@ -18,21 +18,21 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Checks what was configured.
+    /// Validates the configured names.
     pub(super) fn new(project: &str, database: &str, [locks, fences]: [&str; 2]) -> Result<Self> {
         for (what, name) in [("project", project), ("database", database)] {
             if name.is_empty() || name.contains(|letter: char| letter == '/' || letter.is_control())
             {
                 return Err(Error::invalid(format!(
-                    "the {what} must have a name, without slashes"
+                    "invalid {what} name: it must not be empty or contain a slash"
                 )));
             }
         }
         for name in [locks, fences] {
             if is_no_id(name) || name.is_empty() || name.len() > LONGEST_ID_BYTES {
                 return Err(Error::invalid(
-                    "a collection needs a name that Firestore accepts: not empty, without slashes, \
-                     not \".\", \"..\" or \"__…__\"",
+                    "invalid collection name: it must not be empty, contain a slash, or be \".\", \
+                     \"..\" or \"__…__\"",
                 ));
             }
         }
@@ -50,17 +50,17 @@ impl Names {
         })
     }
 
-    /// The database, as every request names it.
+    /// Returns the full name of the database.
     pub(super) fn database(&self) -> String {
         format!("projects/{}/databases/{}", self.project, self.database)
     }
 
-    /// The parent of the collections.
+    /// Returns the parent of the collections.
     pub(super) fn root(&self) -> String {
         format!("{}/documents", self.database())
     }
 
-    /// Where a request is to be routed to.
+    /// Returns the routing header's value.
     pub(super) fn routing(&self) -> String {
         form_urlencoded::Serializer::new(String::new())
             .append_pair("project_id", &self.project)
@@ -68,32 +68,32 @@ impl Names {
             .finish()
     }
 
-    /// The collection of locks.
+    /// Returns the collection of locks.
     pub(super) fn locks(&self) -> &str {
         &self.locks
     }
 
-    /// Whether a document is in the collection of locks.
+    /// Returns whether a document is in the collection of locks.
     pub(super) fn is_lock(&self, document: &str) -> bool {
         let id = document.strip_prefix(&format!("{}/{}/", self.root(), self.locks));
         id.is_some_and(|id| !is_no_id(id))
     }
 
-    /// The collections, for people.
+    /// Returns the collections of locks and of fence counters.
     pub(super) fn collections(&self) -> [&str; 2] {
         [&self.locks, &self.fences]
     }
 
-    /// The documents of a key: its lock and its counter.
+    /// Returns the full names of a key's documents: its lock and its fence counter.
     pub(super) fn documents(&self, key: &Key) -> Result<[String; 2]> {
         let [lock, counter] = self.ids(key)?;
         let root = self.root();
         Ok([format!("{root}/{}/{lock}", self.locks), format!("{root}/{}/{counter}", self.fences)])
     }
 
-    /// The ids of the documents of a key.
+    /// Returns the ids of a key's documents: its lock and its fence counter.
     pub(super) fn ids(&self, key: &Key) -> Result<[String; 2]> {
-        // What cannot be an id is stored under its hash, like a key that is too long elsewhere.
+        // A key that cannot be an id is stored under its hash, as other stores do with long keys.
         let lock = if is_no_id(key.as_str()) {
             KeySpace::hashed(key.as_str())
         } else {
@@ -104,7 +104,7 @@ impl Names {
     }
 }
 
-/// What Firestore takes for a path, or keeps for itself.
+/// Returns whether Firestore would take this name for a path, or reserves it.
 fn is_no_id(name: &str) -> bool {
     let is_reserved = name.len() >= 4 && name.starts_with("__") && name.ends_with("__");
     name.contains('/') || name == "." || name == ".." || is_reserved
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn collections_must_differ_and_be_possible() {
+    fn collections_must_differ_and_have_valid_names() {
         for pair in [["", "b"], ["a", ""], ["a", "a"], ["a/b", "c"], ["..", "c"], ["__a__", "c"]] {
             assert!(Names::new("p", "d", pair).is_err(), "{pair:?}");
         }

@@ -1,4 +1,4 @@
-//! Documents as they are stored, read with suspicion.
+//! Stored documents, validated when they are read.
 
 use std::collections::HashMap;
 
@@ -12,18 +12,18 @@ use crate::common::time::Timestamp;
 use crate::contract::stored_lock::StoredLock;
 use api::value::ValueType;
 
-/// The version of a document; a write may demand that it has not changed since.
+/// The version of a document. A write can require that the document still has it.
 pub(super) type Version = prost_types::Timestamp;
 
-/// A lock in its document.
+/// A lock and its document.
 pub(super) struct Record {
-    /// The document.
+    /// The full name of the document.
     pub(super) name: String,
     pub(super) version: Version,
     pub(super) lock: StoredLock,
 }
 
-/// The fields of a lock, by the names that all implementations know.
+/// The names of the fields, shared with the other implementations.
 pub(super) const LOCK_ID: &str = "lockId";
 pub(super) const EXPIRES_AT: &str = "expiresAtMs";
 const ACQUIRED_AT: &str = "acquiredAtMs";
@@ -32,17 +32,19 @@ const FENCE: &str = "fence";
 const KEY_DEBUG: &str = "keyDebug";
 
 impl Record {
-    /// Reads a document; what makes no sense is an error, never a panic.
+    /// Reads a document. Invalid fields are an error, never a panic.
     pub(super) fn read(document: api::Document) -> Result<Self> {
         let lock = (|| {
             let field = |name: &str| document.fields.get(name)?.value_type.as_ref();
-            Some(StoredLock::new(
-                Key::new(text(field(KEY)?)?).ok()?,
-                LockId::parse(text(field(LOCK_ID)?)?).ok()?,
-                Fence::new(integer(field(FENCE)?)?).ok()?,
-                Timestamp::from_millis(millis(field(ACQUIRED_AT)?)?),
-                Timestamp::from_millis(millis(field(EXPIRES_AT)?)?),
-            ))
+            Some(
+                StoredLock::new(
+                    Key::new(text(field(KEY)?)?).ok()?,
+                    LockId::parse(text(field(LOCK_ID)?)?).ok()?,
+                    Fence::new(integer(field(FENCE)?)?).ok()?,
+                )
+                .acquired_at(Timestamp::from_millis(millis(field(ACQUIRED_AT)?)?))
+                .expires_at(Timestamp::from_millis(millis(field(EXPIRES_AT)?)?)),
+            )
         })();
         let (Some(lock), Some(version)) = (lock, document.update_time) else {
             return Err(Error::foreign_lock());
@@ -51,7 +53,7 @@ impl Record {
     }
 }
 
-/// The number of a counter; a document or a field that is missing counts as zero.
+/// Returns the value of a fence counter. A missing document or field counts as zero.
 pub(super) fn read_counter(document: Option<&api::Document>) -> Result<u64> {
     let value = document.and_then(|document| document.fields.get(FENCE)?.value_type.as_ref());
     match value {
@@ -61,7 +63,7 @@ pub(super) fn read_counter(document: Option<&api::Document>) -> Result<u64> {
     }
 }
 
-/// The fields of a lock, as they are written.
+/// Returns the fields of a lock.
 pub(super) fn lock_fields(lock: &StoredLock) -> HashMap<String, api::Value> {
     fields([
         (LOCK_ID, string(lock.lock_id.expose())),
@@ -72,12 +74,12 @@ pub(super) fn lock_fields(lock: &StoredLock) -> HashMap<String, api::Value> {
     ])
 }
 
-/// The one field that an extend changes.
+/// Returns the one field that an extend changes.
 pub(super) fn expiry_field(expires_at: Timestamp) -> HashMap<String, api::Value> {
     fields([(EXPIRES_AT, number(expires_at))])
 }
 
-/// The fields of a counter, as they are written.
+/// Returns the fields of a fence counter.
 pub(super) fn counter_fields(fence: Fence, key: &Key) -> HashMap<String, api::Value> {
     fields([(FENCE, string(&fence.to_string())), (KEY_DEBUG, string(key.as_str()))])
 }
@@ -102,7 +104,8 @@ fn text(value: &ValueType) -> Option<&str> {
     }
 }
 
-/// An integer, or the text of one; with any number of leading zeros, as older versions wrote it.
+/// Reads an integer, or a string of digits with any number of leading zeros, as older versions
+/// wrote it.
 fn integer(value: &ValueType) -> Option<u64> {
     match value {
         ValueType::IntegerValue(number) => u64::try_from(*number).ok(),
@@ -113,16 +116,16 @@ fn integer(value: &ValueType) -> Option<u64> {
     }
 }
 
-/// A time; JavaScript may have written it as a double.
+/// Reads a time, which JavaScript may have written as a double.
 fn millis(value: &ValueType) -> Option<u64> {
-    /// Up to here every integer is a double.
+    /// The largest integer up to which a double represents every integer.
     const LARGEST: f64 = 9_007_199_254_740_991.0;
     match value {
         ValueType::IntegerValue(number) => u64::try_from(*number).ok(),
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "it is within the range, and parts of a millisecond do not count"
+            reason = "it is in range, and fractions of a millisecond do not matter"
         )]
         ValueType::DoubleValue(number) if (0.0..=LARGEST).contains(number) => Some(*number as u64),
         _ => None,

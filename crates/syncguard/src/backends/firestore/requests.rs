@@ -1,4 +1,4 @@
-//! The requests that the operations are made of, each with credentials and a deadline.
+//! The requests to Firestore, each with credentials and a deadline.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,77 +35,78 @@ use api::write::Operation;
 /// Sends requests to one database.
 pub(super) struct Requests {
     channel: watch::Sender<OpenChannel>,
-    /// How to open another channel. A caller's own cannot be replaced.
+    /// Opens another channel. `None` with the caller's channel, which cannot be replaced.
     opener: Option<Opener>,
     credentials: Option<Credentials>,
-    /// They have worked before.
+    /// Whether the credentials have worked before.
     has_credentials: AtomicBool,
     names: Names,
-    /// What the server wants to know of every request besides.
+    /// Further headers of every request.
     headers: [(&'static str, MetadataValue<Ascii>); 2],
     clock: Arc<dyn Clock>,
     clock_check: ClockCheck,
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// The channel that requests are sent on.
 #[derive(Clone)]
 struct OpenChannel {
     client: FirestoreClient<Transport>,
-    /// How many came before it.
+    /// The number of channels before this one.
     number: u64,
 }
 
-/// What a channel is opened with.
+/// Opens channels.
 struct Opener {
     emulator: Option<String>,
     connect_timeout: Duration,
 }
 
-/// The answer to a write.
+/// The outcome of a commit.
 pub(super) enum Commit {
-    /// It happened.
+    /// The commit took effect.
     Done(Committed),
-    /// A document was not what the write demanded, or somebody else was writing; nothing happened.
+    /// A precondition failed, or another client was writing.
     Conflict(Conflict),
 }
 
-/// A write that happened.
+/// A commit that took effect.
 pub(super) struct Committed {
     /// The new versions of the documents.
     versions: Vec<Option<Version>>,
-    /// When, by the server's clock.
+    /// The time of the commit, by the server's clock.
     pub(super) at: Option<Timestamp>,
 }
 
 impl Committed {
-    /// The new version of the document that was written last.
+    /// Returns the new version of the document that was written last.
     pub(super) fn last_version(&self) -> Option<Version> {
         self.versions.last().copied().flatten()
     }
 }
 
-/// Why a write was refused.
+/// Why a commit was refused.
 pub(super) struct Conflict {
-    /// It is if no document has changed.
+    /// The error to report if no document has changed after all.
     pub(super) error: Error,
-    /// Another write was under way: nothing need have changed.
+    /// Whether another write was in progress, so that the documents may be unchanged.
     pub(super) is_race: bool,
 }
 
 impl Requests {
     pub(super) fn new(config: FirestoreConfig, names: Names) -> Result<Self> {
         if config.emulator.is_none() {
-            // The crate that gets tokens has no other way to be told which cryptography to use.
+            // `google-cloud-auth`, which fetches the tokens, takes its cryptography only from here.
             crypto::install();
         }
-        // Nobody encrypts what is sent to an emulator, so it gets nothing that is worth anything.
+        // Requests to an emulator are not encrypted, so no credentials are sent to it.
         let credentials = match (config.credentials, &config.emulator) {
             (_, Some(_)) => None,
             (Some(credentials), None) => Some(credentials),
             (None, None) => Some(find_credentials()?),
         };
-        let opener = Opener { emulator: config.emulator, connect_timeout: config.connect_timeout };
+        let opener =
+            Opener { emulator: config.emulator, connect_timeout: config.network.connect_timeout };
         let (transport, opener) = match config.transport {
             Some(transport) => (transport, None),
             None => (opener.open()?, Some(opener)),
@@ -113,7 +114,7 @@ impl Requests {
         let channel = OpenChannel { client: FirestoreClient::new(transport), number: 0 };
         let header = |text: String| {
             text.parse().map_err(|_cause| {
-                Error::invalid("the names of project and database must be printable ASCII")
+                Error::invalid("project and database names must be printable ASCII")
             })
         };
         Ok(Self {
@@ -128,30 +129,30 @@ impl Requests {
             names,
             clock: config.clock,
             clock_check: ClockCheck::new(config.clock_limits),
-            patience: config.response_timeout,
+            timeout: config.network.response_timeout,
         })
     }
 
-    pub(super) fn patience(&self) -> Duration {
-        self.patience
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
     }
 
-    /// The channel in use.
+    /// Returns the channel in use.
     fn open_channel(&self) -> OpenChannel {
         self.channel.borrow().clone()
     }
 
-    /// Hears when another channel takes the place of the one in use.
+    /// Returns a receiver that is notified when another channel replaces the one in use.
     pub(super) fn replacements(&self) -> watch::Receiver<impl Sized + use<>> {
         self.channel.subscribe()
     }
 
-    /// Opens another channel: nothing was answered on this one, and a path that is dead is noticed by
-    /// its keep-alive only when the locks are lost.
+    /// Replaces the channel with this number after a request timed out on it. The keep-alive would
+    /// notice a dead path too, but only after the locks are lost.
     pub(super) fn replace_channel(&self, number: u64) {
         let Some(opener) = &self.opener else { return };
         self.channel.send_if_modified(|channel| {
-            // Of several requests that waited on the same channel one is enough.
+            // Another request that timed out on the same channel has already replaced it.
             if channel.number != number {
                 return false;
             }
@@ -161,7 +162,7 @@ impl Requests {
         });
     }
 
-    /// The number of the channel in use.
+    /// Returns the number of the channel in use.
     pub(super) fn channel_number(&self) -> u64 {
         self.channel.borrow().number
     }
@@ -170,7 +171,7 @@ impl Requests {
         self.clock.now()
     }
 
-    /// Reads documents, in the order of their names; strongly consistent.
+    /// Reads documents with strong consistency, in the order of `names`.
     pub(super) async fn read<const N: usize>(
         &self,
         names: [&str; N],
@@ -193,7 +194,7 @@ impl Requests {
                 }
                 match answer.result {
                     Some(Found::Found(document)) => {
-                        // One that was not asked for must not be taken for one that is missing.
+                        // A document that was not requested must not count as a missing one.
                         let place = names.iter().position(|name| *name == document.name);
                         let place =
                             place.ok_or_else(|| Failure::Ours(error::unexpected_response()))?;
@@ -213,14 +214,14 @@ impl Requests {
         Ok(documents)
     }
 
-    /// Reads something, for what comes with every answer: that there is one, and the server's time.
+    /// Reads a document to check that the server responds and to compare the clocks.
     pub(super) async fn touch(&self) -> Result<()> {
         let [lock, _] = self.names.documents(&Key::new("syncguard")?)?;
         self.read([&lock]).await.map(|[_]| ())
     }
 
-    /// Refuses to grant by a clock that is off. What is known of it may be old, so it is asked again
-    /// before that.
+    /// Fails if the clock is off, so that nothing is granted by it. The last comparison may be old,
+    /// so this compares once more before it fails.
     pub(super) async fn approve_clock(&self) -> Result<()> {
         if self.clock_check.approve(self.moment()).is_ok() {
             return Ok(());
@@ -229,7 +230,7 @@ impl Requests {
         self.clock_check.approve(self.moment())
     }
 
-    /// The same by what is known already, without asking.
+    /// Fails if the clock is off according to the comparisons so far. Sends no request.
     pub(super) fn known_clock(&self) -> Result<()> {
         self.clock_check.approve(self.moment())
     }
@@ -238,19 +239,19 @@ impl Requests {
         self.known_clock().is_ok()
     }
 
-    /// The server's time, the earliest that it can be; `None` where clocks are not compared.
+    /// Returns the earliest time that the server's clock can show, or `None` without a clock check.
     pub(super) fn earliest_server_time(&self) -> Option<Timestamp> {
         self.clock_check.earliest_server_time(self.moment())
     }
 
-    /// By how much the clock may be off at most, if that is worth telling.
+    /// Returns how far the clock may be off at most, if that is above the warning limit.
     pub(super) fn clock_error(&self) -> Option<Duration> {
         let (worst, is_worth_telling) = self.clock_check.worst(self.moment())?;
         is_worth_telling.then_some(worst)
     }
 
-    /// All locks under an id, dead or alive. There is no limit: more than one is an accident, and
-    /// must be seen.
+    /// Queries all locks with an id, live or expired. The query has no limit, because duplicates
+    /// are an accident that must be noticed.
     pub(super) async fn find(&self, lock_id: &LockId) -> Result<Vec<api::Document>> {
         let is_this = FieldFilter {
             field: Some(FieldReference { field_path: record::LOCK_ID.to_owned() }),
@@ -289,7 +290,7 @@ impl Requests {
         Ok(documents)
     }
 
-    /// A page of the collection of locks, and where the next begins.
+    /// Returns a page of the collection of locks, and the token of the next page.
     pub(super) async fn list(&self, page_token: &str) -> Result<(Vec<api::Document>, String)> {
         const PAGE: i32 = 200;
         let request = api::ListDocumentsRequest {
@@ -308,7 +309,7 @@ impl Requests {
         self.within(number, listing).await.map_err(Error::without_effect)
     }
 
-    /// Makes all writes, or none if a document is not what one of them demands.
+    /// Applies all writes, or none if a precondition fails.
     pub(super) async fn commit(&self, writes: Vec<api::Write>) -> Result<Commit> {
         let request =
             api::CommitRequest { database: self.names.database(), writes, ..Default::default() };
@@ -334,24 +335,24 @@ impl Requests {
         self.within(number, committing).await
     }
 
-    /// Opens a stream on which changes of documents are told.
+    /// Opens a stream that reports changes of documents.
     pub(super) async fn listen(
         &self,
-        orders: impl futures_util::Stream<Item = api::ListenRequest> + Send + 'static,
+        commands: impl futures_util::Stream<Item = api::ListenRequest> + Send + 'static,
     ) -> Result<Streaming<api::ListenResponse>> {
-        // A stream lasts, so it has no deadline; only its beginning has one.
+        // Only opening the stream has a deadline.
         let OpenChannel { mut client, number } = self.open_channel();
         let opening = async {
             let mut request = self.request(()).await?;
             request.metadata_mut().remove("grpc-timeout");
             let (metadata, extensions, ()) = request.into_parts();
-            let request = Request::from_parts(metadata, extensions, orders);
+            let request = Request::from_parts(metadata, extensions, commands);
             Ok(client.listen(request).await?.into_inner())
         };
         self.within(number, opening).await
     }
 
-    /// What a message to the collections' database says of itself.
+    /// Wraps a change of the watched documents in a request for the database.
     pub(super) fn listen_request(
         &self,
         change: api::listen_request::TargetChange,
@@ -367,7 +368,7 @@ impl Requests {
         let mut metadata = if let Some(credentials) = &self.credentials {
             MetadataMap::from_headers(self.headers_of(credentials).await?)
         } else {
-            // By this an emulator knows whom its security rules are not for.
+            // With this token, an emulator does not apply its security rules.
             let mut metadata = MetadataMap::new();
             metadata.insert("authorization", MetadataValue::from_static("Bearer owner"));
             metadata
@@ -376,12 +377,12 @@ impl Requests {
             metadata.insert(*name, value.clone());
         }
         let mut request = Request::from_parts(metadata, tonic::Extensions::new(), message);
-        // We give up first, and know that it was the time.
-        request.set_timeout(self.patience + Duration::from_secs(1));
+        // Later than our own timeout, which then decides.
+        request.set_timeout(self.timeout + Duration::from_secs(1));
         Ok(request)
     }
 
-    /// What proves who we are; it is cached until it expires.
+    /// Returns the authorization headers. They are cached until they expire.
     async fn headers_of(&self, credentials: &Credentials) -> Result<http::HeaderMap, Failure> {
         let error = match credentials.headers(http::Extensions::new()).await {
             Ok(CacheableResource::New { data, .. }) => {
@@ -389,7 +390,8 @@ impl Requests {
                 return Ok(data);
             }
             Ok(CacheableResource::NotModified) => error::unexpected_response().without_effect(),
-            // Its words may hold what it read. What has worked will work again.
+            // The cause is dropped, because its text may contain the credentials. Credentials that
+            // have worked before are expected to work again.
             Err(cause) if cause.is_transient() && self.has_credentials.load(Ordering::Relaxed) => {
                 error::credentials_unavailable()
             }
@@ -398,13 +400,13 @@ impl Requests {
         Err(Failure::Ours(error))
     }
 
-    /// Waits for the answer to a request, on the channel of this number.
+    /// Waits for a response on the channel with this number, and replaces the channel on a timeout.
     async fn within<T>(
         &self,
         number: u64,
         asking: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T> {
-        match tokio::time::timeout(self.patience, asking).await {
+        match tokio::time::timeout(self.timeout, asking).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(Failure::Status(status))) => Err(error::map(&status)),
             Ok(Err(Failure::Ours(error))) => Err(error),
@@ -419,7 +421,7 @@ impl Requests {
         Moment { wall: self.clock.now(), steady: Instant::now() }
     }
 
-    /// Compares the clocks; gives the server's time.
+    /// Compares the clocks and returns the server's time.
     fn note_time(&self, server: Option<prost_types::Timestamp>, sent: Moment) -> Option<Timestamp> {
         let received = self.moment();
         let server = server.and_then(|time| {
@@ -434,7 +436,7 @@ impl Requests {
     }
 }
 
-/// Why a request has no answer.
+/// Why a request failed.
 enum Failure {
     Status(Box<Status>),
     Ours(Error),
@@ -455,12 +457,15 @@ impl Opener {
             None => "https://firestore.googleapis.com".to_owned(),
         };
         let mut endpoint = Endpoint::from_shared(address).map_err(|_cause| {
-            Error::invalid("the emulator's address is not one; it looks like 127.0.0.1:8080")
+            Error::invalid("invalid emulator address; expected host:port, such as 127.0.0.1:8080")
         })?;
         if self.emulator.is_none() {
             let tls = ClientTlsConfig::new().with_native_roots();
             endpoint = endpoint.tls_config(tls).map_err(|_cause| {
-                Error::invalid("no TLS for firestore: this machine has no root certificates")
+                Error::invalid(
+                    "cannot use TLS for Firestore: this machine has no root certificates; install \
+                     them",
+                )
             })?;
         }
         let channel = endpoint
@@ -473,13 +478,14 @@ impl Opener {
     }
 }
 
-/// The credentials that every Google client finds.
+/// Finds Application Default Credentials.
 fn find_credentials() -> Result<Credentials> {
     const SCOPE: &str = "https://www.googleapis.com/auth/datastore";
     Builder::default().with_scopes([SCOPE]).build().map_err(|_cause| error::no_credentials())
 }
 
-/// A write that replaces a document, which must still be what it was; a new one, if it was none.
+/// Returns a write that replaces a document if it still has this version, or creates it if
+/// `version` is `None` and it still does not exist.
 pub(super) fn set(
     name: &str,
     fields: HashMap<String, api::Value>,
@@ -493,7 +499,7 @@ pub(super) fn set(
     write(Operation::Update(document), condition)
 }
 
-/// A write that replaces some fields of a document, which must still be what it was.
+/// Returns a write that replaces some fields of a document if it still has this version.
 pub(super) fn update(
     name: &str,
     fields: HashMap<String, api::Value>,
@@ -504,7 +510,7 @@ pub(super) fn update(
     api::Write { update_mask: mask, ..set(name, fields, Some(version)) }
 }
 
-/// A write that deletes a document, which must still be what it was.
+/// Returns a write that deletes a document if it still has this version.
 pub(super) fn delete(name: &str, version: Version) -> api::Write {
     write(Operation::Delete(name.to_owned()), ConditionType::UpdateTime(version))
 }

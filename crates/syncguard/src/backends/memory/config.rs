@@ -1,4 +1,4 @@
-//! What can be chosen about the memory backend.
+//! The configuration of the memory backend.
 
 use std::sync::Arc;
 
@@ -6,15 +6,16 @@ use crate::common::clock::{Clock, MonotonicClock};
 use crate::common::error::{Error, Result};
 use crate::common::url_options::UrlOptions;
 
-/// What can be chosen about a [`MemoryBackend`](super::MemoryBackend).
+/// The configuration of a [`MemoryBackend`](super::MemoryBackend).
 ///
 /// ```
 /// use std::{sync::Arc, time::Duration};
-/// use syncguard::{ManualClock, MemoryBackend, memory::MemoryConfig};
+/// use syncguard::{MemoryBackend, memory::MemoryConfig};
+/// use syncguard::backend::ManualClock;
 ///
 /// let clock = Arc::new(ManualClock::default());
 /// let backend = MemoryBackend::with_config(MemoryConfig::default().clock(clock.clone()));
-/// clock.advance(Duration::from_secs(60)); // every lock of up to 59 seconds is dead now
+/// clock.advance(Duration::from_secs(60)); // locks of up to 59 seconds have expired now
 /// ```
 #[derive(Clone, Debug)]
 pub struct MemoryConfig {
@@ -23,26 +24,26 @@ pub struct MemoryConfig {
 }
 
 impl MemoryConfig {
-    /// By a URL, which is `memory:` with the option `cleanup_in_is_locked`.
+    /// Creates a configuration from a URL: `memory:`, with the option `cleanup_in_is_locked`.
     pub fn from_url(url: &str) -> Result<Self> {
         let (address, mut options) = UrlOptions::split(url)?;
         if address != "memory:" {
-            return Err(Error::invalid("the URL of locks in memory is memory: and nothing more"));
+            return Err(Error::invalid("not a URL of the memory backend; expected memory:"));
         }
         let enabled = options.take_as("cleanup_in_is_locked", "true or false")?;
         options.finish("cleanup_in_is_locked")?;
         Ok(Self::default().cleanup_in_is_locked(enabled.unwrap_or(false)))
     }
 
-    /// Decides liveness by this clock instead of a [`MonotonicClock`].
+    /// Sets the clock that decides whether a lock is live. A [`MonotonicClock`] by default.
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
     }
 
-    /// Lets `is_locked` delete a record that has been dead for a while. Off unless asked for;
-    /// fence counters stay in any case.
+    /// Lets `is_locked` delete a record that expired more than two seconds ago. Off by default;
+    /// fence counters are never deleted.
     #[must_use]
     pub fn cleanup_in_is_locked(mut self, enabled: bool) -> Self {
         self.cleanup_in_is_locked = enabled;

@@ -1,17 +1,17 @@
 //! Locks in this process: the reference implementation, and the backend for tests.
 //!
-//! * Nothing is shared with other processes, and **fences live as long as the process**: after a
-//!   restart they begin at 1 again. Do not compare them with fences that a store has remembered.
-//! * The clock is a [`MonotonicClock`](crate::MonotonicClock), so setting the wall clock neither
-//!   frees nor prolongs a lock. [`MemoryConfig::clock`] replaces it.
-//! * Wake-ups reach every [`Locker`](crate::Locker) on the same backend.
-//! * A key that was ever locked costs one small entry for ever, because fence counters are never
+//! * Nothing is shared with other processes, and **fences live only as long as the process**: after
+//!   a restart they start at 1 again. Do not compare them with fences that are stored elsewhere.
+//! * The clock is a [`MonotonicClock`](crate::backend::MonotonicClock), so setting the wall clock
+//!   neither frees nor extends a lock. [`MemoryConfig::clock`] replaces it.
+//! * Notifications reach every [`Locker`](crate::Locker) on the same backend.
+//! * Every key that was ever locked keeps one small entry, because fence counters are never
 //!   deleted.
 
+mod admin;
 mod config;
-mod shards;
+mod record;
 
-use std::future::ready;
 use std::sync::Arc;
 
 use crate::common::cleanup::CleanupGate;
@@ -22,18 +22,19 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{Timestamp, is_live};
 use crate::contract::LockBackend;
-use crate::contract::advice::Advice;
+use crate::contract::admin::Admin;
 use crate::contract::capabilities::{Capabilities, TimeAuthority};
-use crate::contract::inspect::{Cursor, Inspection, Inspector, Page};
-use crate::contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
+use crate::contract::notifier::{Notifier, Subscription};
+use crate::contract::outcome::{
+    AcquireOutcome, ExtendOutcome, Extension, Lease, NotHeldReason, ReleaseOutcome,
+};
 use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
-use crate::contract::wake::{WakeHub, WakeUps};
 pub use config::MemoryConfig;
-pub(crate) use shards::Record;
-use shards::{Shards, Slot};
+pub(crate) use record::Record;
+use record::{Shards, Slot};
 
-/// Locks in this process. Clones share them.
+/// A backend that keeps locks in this process. Clones share the locks.
 ///
 /// ```
 /// use syncguard::{Locker, MemoryBackend};
@@ -55,24 +56,24 @@ pub struct MemoryBackend {
 struct Store {
     shards: Shards,
     clock: Arc<dyn Clock>,
-    wake_hub: WakeHub,
+    notifier: Notifier,
 }
 
 impl MemoryBackend {
-    /// A backend without locks, on a clock that never jumps.
+    /// Creates a backend with the default configuration: no locks, and a clock that never jumps.
     #[must_use]
     pub fn new() -> Self {
         Self::with_config(MemoryConfig::default())
     }
 
-    /// A backend without locks, configured otherwise.
+    /// Creates a backend with a configuration.
     #[must_use]
     pub fn with_config(config: MemoryConfig) -> Self {
         Self {
             store: Arc::new(Store {
                 shards: Shards::new(),
                 clock: config.clock,
-                wake_hub: WakeHub::in_process(),
+                notifier: Notifier::in_process(),
             }),
             cleanup: Arc::new(CleanupGate::new(config.cleanup_in_is_locked)),
         }
@@ -82,10 +83,10 @@ impl MemoryBackend {
         self.store.clock.now()
     }
 
-    /// Finds the record that `lock_id` holds, dead or alive, and lets `act` change its slot.
+    /// Finds the record with `lock_id`, live or expired, and calls `act` with its slot.
     ///
-    /// The hint's key is only tried first. By id alone the key is read from the index, and the
-    /// record is checked again under the lock of its own shard.
+    /// It tries the key in the hint first, and otherwise takes the key from the index. It checks
+    /// the id in the record under the mutex of the record's shard.
     fn with_record_of<T>(
         &self,
         lock_id: LockId,
@@ -110,10 +111,10 @@ impl MemoryBackend {
     }
 }
 
-/// The kit's eyes and hands in the store.
+/// Direct access to the store, for the conformance kit.
 #[cfg(feature = "conformance")]
 impl MemoryBackend {
-    /// The same store behind a backend that cleans up in `is_locked`.
+    /// Returns a backend on the same store that cleans up in `is_locked`.
     pub(crate) fn with_cleanup(&self) -> Self {
         Self { cleanup: Arc::new(CleanupGate::new(true)), ..self.clone() }
     }
@@ -156,11 +157,11 @@ impl LockBackend for MemoryBackend {
     type Fencing = Fenced;
 
     fn capabilities(&self) -> Capabilities {
-        // An acquire happens in one poll, so nothing is under way once its future is dropped.
+        // An acquire completes in one poll, so nothing is in progress once its future is dropped.
         Capabilities::new::<Fenced>("memory", TimeAuthority::Server).with_final_undo()
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let shards = &self.store.shards;
         let (key, lock_id) = (request.key(), request.lock_id());
         let mut shard = shards.of_key(key);
@@ -172,13 +173,15 @@ impl LockBackend for MemoryBackend {
         match slot.record {
             Some(held) if held.lock_id == lock_id => {
                 return Ok(if is_live(held.expires_at, now) {
-                    Acquire::Acquired(Lease::new(held.fence, held.expires_at))
+                    AcquireOutcome::Acquired(Lease::new(held.fence, held.expires_at))
                 } else {
-                    Acquire::Spent
+                    AcquireOutcome::AlreadyUsed
                 });
             }
             Some(held) if is_live(held.expires_at, now) => {
-                return Ok(Acquire::Contended { free_in: Some(held.expires_at.dead_in(now)) });
+                return Ok(AcquireOutcome::Contended {
+                    expires_in: Some(held.expires_at.dead_in(now)),
+                });
             }
             _ => {}
         }
@@ -193,40 +196,43 @@ impl LockBackend for MemoryBackend {
         shards.index(&lock_id).insert(lock_id, key.clone());
         drop(shard);
         fence.warn_near_the_end(key);
-        Ok(Acquire::Acquired(Lease::new(fence, expires_at)))
+        Ok(AcquireOutcome::Acquired(Lease::new(fence, expires_at)))
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let lock_id = request.lock_id();
         let outcome = self.with_record_of(lock_id, Some(request.hint()), |key, slot, record| {
             if !is_live(record.expires_at, self.now()) {
-                return (Release::NotHeld(Absence::Expired), None);
+                return (ReleaseOutcome::NotHeld(NotHeldReason::Expired), None);
             }
             slot.record = None;
             self.store.shards.index(&lock_id).remove(&lock_id);
-            (Release::Released, (self.store.wake_hub.awaited_keys() > 0).then(|| key.clone()))
+            (
+                ReleaseOutcome::Released,
+                (self.store.notifier.awaited_keys() > 0).then(|| key.clone()),
+            )
         });
         let Some((outcome, freed)) = outcome else {
-            return Ok(Release::NotHeld(Absence::NotFound));
+            return Ok(ReleaseOutcome::NotHeld(NotHeldReason::NotFound));
         };
         if let Some(key) = freed {
-            self.store.wake_hub.wake(&key);
+            self.store.notifier.notify(&key, request.holder_age());
         }
         Ok(outcome)
     }
 
-    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+    async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
         let outcome =
             self.with_record_of(request.lock_id(), Some(request.hint()), |_key, slot, record| {
                 let now = self.now();
                 if !is_live(record.expires_at, now) {
-                    return Extend::NotHeld(Absence::Expired);
+                    return ExtendOutcome::NotHeld(NotHeldReason::Expired);
                 }
                 let expires_at = now.expiry(request.ttl());
                 slot.record = Some(Record { expires_at, ..record });
-                Extend::Extended(Extension::new(expires_at))
+                ExtendOutcome::Extended(Extension::new(expires_at))
             });
-        Ok(outcome.unwrap_or(Extend::NotHeld(Absence::NotFound)))
+        Ok(outcome.unwrap_or(ExtendOutcome::NotHeld(NotHeldReason::NotFound)))
     }
 
     async fn is_locked(&self, key: &Key) -> Result<bool> {
@@ -261,28 +267,11 @@ impl LockBackend for MemoryBackend {
         Ok(found.flatten())
     }
 
-    async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
-        Some(self.store.wake_hub.subscribe(key))
+    async fn subscribe(&self, key: &Key) -> Option<Subscription> {
+        Some(self.store.notifier.subscribe(key))
     }
 
-    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+    fn admin(&self) -> Option<Arc<dyn Admin>> {
         Some(Arc::new(self.clone()))
-    }
-}
-
-impl Inspector for MemoryBackend {
-    fn list<'a>(&'a self, _after: Option<&'a Cursor>) -> Inspection<'a, Page> {
-        let now = self.now();
-        let records = self.store.shards.records().into_iter();
-        let live = records.filter(|(_, record)| is_live(record.expires_at, now));
-        let locks = live.map(|(key, record)| record.into_stored(&key)).collect();
-        Box::pin(ready(Ok(Page::new(locks, None))))
-    }
-
-    fn advice(&self) -> Inspection<'_, Vec<Advice>> {
-        Box::pin(ready(Ok(vec![Advice::new(
-            "memory",
-            "locks in memory exclude nobody outside this process, and its fences begin again with it",
-        )])))
     }
 }

@@ -1,4 +1,4 @@
-//! Connections that the caller's own pool lends.
+//! Connections from the caller's own pool.
 
 use std::error::Error as StdError;
 use std::future::Future;
@@ -7,17 +7,17 @@ use std::pin::Pin;
 
 use tokio_postgres::Client;
 
-/// A pool of the caller's own: what [`PostgresConfig::from_pool`](super::PostgresConfig::from_pool)
-/// needs to know of it.
+/// Your own pool, for [`PostgresConfig::from_pool`](super::PostgresConfig::from_pool).
 ///
-/// A client is used for one operation at a time, and for nothing while a lock is held or waited for.
-/// Nothing is prepared on it and no setting stays behind, so the pool may share it with everybody.
+/// The backend borrows a client for one operation at a time; holding or waiting for a lock occupies
+/// none. It prepares nothing on the client and leaves no setting behind, so the pool may lend it to
+/// other code.
 pub trait ClientPool: Send + Sync + 'static {
-    /// A client that nobody else uses until it is dropped.
+    /// Lends a client for exclusive use until it is dropped.
     fn get(&self) -> Loan<'_>;
 }
 
-/// A client that is on its way.
+/// A future that returns a client of the pool.
 pub type Loan<'a> = Pin<
     Box<
         dyn Future<Output = Result<Box<dyn PooledClient>, Box<dyn StdError + Send + Sync>>>
@@ -26,8 +26,8 @@ pub type Loan<'a> = Pin<
     >,
 >;
 
-/// A client that a pool has lent. Dropped, it goes back.
+/// A client that a pool has lent. Dropping it returns it to the pool.
 pub trait PooledClient: Deref<Target = Client> + Send + Sync {
-    /// Closes it instead of giving it back, because an operation on it was given up half-way.
+    /// Closes the client instead of returning it, because an operation on it did not complete.
     fn discard(self: Box<Self>);
 }

@@ -1,4 +1,4 @@
-//! Opens connections: to the first host that answers, each within a time of its own.
+//! Opens connections to the first host that answers, with a timeout for each host.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,27 +18,27 @@ use crate::common::error::{Error, Result};
 pub(super) struct Connector {
     config: PostgresConfig,
     tls: MakeRustlsConnect,
-    targets: Vec<Target>,
-    /// The place of the host that answered last. The next connection begins with it, so that only the
-    /// first one waits for a host that does not answer.
+    targets: Vec<HostAddress>,
+    /// The index of the host that answered last. The next connection begins with it, so that only
+    /// the first one waits for a host that does not answer.
     last_host: AtomicUsize,
 }
 
-/// One of the hosts that are configured.
-struct Target {
-    /// Also the name that its certificate must have.
+/// One of the configured hosts.
+struct HostAddress {
+    /// Also the name that its certificate must match.
     host: Option<Host>,
     address: Option<IpAddr>,
     port: u16,
 }
 
-/// How many addresses of one name are tried.
+/// How many addresses of one name are tried at most.
 const MOST_ADDRESSES: usize = 8;
 
 impl Connector {
     pub(super) fn new(config: PostgresConfig) -> Result<Self> {
         let tls = tls::connector(config.ssl_mode, &config.files)?;
-        // Where clients come from the caller's pool, none is opened here.
+        // With the caller's own pool, no connection is opened here.
         let targets = if config.pool.is_some() { Vec::new() } else { targets(&config.driver)? };
         Ok(Self { config, tls, targets, last_host: AtomicUsize::new(0) })
     }
@@ -47,15 +47,16 @@ impl Connector {
         self.config.max_connection_age
     }
 
-    /// The host that answered last is not the right one: begin with the first again.
+    /// Begins with the first host again, because the one that answered last is not the right one.
     pub(super) fn forget_host(&self) {
         self.last_host.store(0, Ordering::Relaxed);
     }
 
-    /// A connection and what drives it, which must be polled. With settings of our own, unless a
-    /// pooler gives us sessions that strangers use too; `None` when a pooler refuses them.
+    /// Opens a connection and returns the client and its driver, which must be polled. The session
+    /// has our settings, unless a pooler shares it with other clients. Returns `None` if a pooler
+    /// refuses the settings.
     ///
-    /// Each host, and each address of a name, gets the connect timeout for itself. The error is that of
+    /// Each host, and each address of a name, gets its own connect timeout. The error is that of
     /// the last one.
     pub(super) async fn open(&self, is_pooled: bool) -> Result<Option<(Client, Driver)>> {
         let mut last_error = Error::invalid("no PostgreSQL host is configured");
@@ -82,7 +83,7 @@ impl Connector {
         Err(last_error)
     }
 
-    /// The places of the hosts, in the order in which they are tried.
+    /// Returns the indexes of the hosts, in the order in which they are tried.
     fn order(&self) -> Vec<usize> {
         let mut places: Vec<usize> = (0..self.targets.len()).collect();
         if self.config.driver.get_load_balance_hosts() == LoadBalanceHosts::Random {
@@ -94,21 +95,21 @@ impl Connector {
         places
     }
 
-    /// The addresses of a host; one unknown address for a socket, which has none.
-    async fn addresses(&self, target: &Target) -> Result<Vec<Option<IpAddr>>> {
+    /// Returns the addresses of a host; for a socket, one entry that is `None`.
+    async fn addresses(&self, target: &HostAddress) -> Result<Vec<Option<IpAddr>>> {
         let name = match (&target.host, target.address) {
             (Some(Host::Tcp(name)), None) => name.as_str(),
             (_, address) => return Ok(vec![address]),
         };
         let looking = tokio::net::lookup_host((name, target.port));
-        match tokio::time::timeout(self.config.connect_timeout, looking).await {
+        match tokio::time::timeout(self.config.network.connect_timeout, looking).await {
             Ok(Ok(found)) => {
                 let mut found: Vec<_> = found.map(|address| Some(address.ip())).collect();
                 found.dedup();
                 found.truncate(MOST_ADDRESSES);
                 Ok(found)
             }
-            // The cause names the host.
+            // The cause contains the name of the host.
             Ok(Err(_cause)) => Err(error::unknown_host()),
             Err(_elapsed) => Err(error::timeout().without_effect()),
         }
@@ -116,7 +117,9 @@ impl Connector {
 
     async fn open_one(&self, config: &Config, is_pooled: bool) -> Result<Option<(Client, Driver)>> {
         let connecting = config.connect(self.tls.clone());
-        let connected = match tokio::time::timeout(self.config.connect_timeout, connecting).await {
+        let connected = match tokio::time::timeout(self.config.network.connect_timeout, connecting)
+            .await
+        {
             Ok(Ok(connected)) => connected,
             Ok(Err(cause)) if !is_pooled && error::is_refused_setting(&cause) => return Ok(None),
             Ok(Err(cause)) if !is_pooled && error::is_unknown_setting(&cause) => {
@@ -129,8 +132,8 @@ impl Connector {
         Ok(Some(connected))
     }
 
-    /// The driver's configuration for one address of one host.
-    fn config_of(&self, target: &Target, address: Option<IpAddr>, is_pooled: bool) -> Config {
+    /// Returns the driver's configuration for one address of one host.
+    fn config_of(&self, target: &HostAddress, address: Option<IpAddr>, is_pooled: bool) -> Config {
         let all = &self.config.driver;
         let mut config = Config::new();
         match &target.host {
@@ -160,7 +163,7 @@ impl Connector {
         let mut options = all.get_options().unwrap_or_default().to_owned();
         if !is_pooled {
             options.push(' ');
-            options += &transaction::session_options(self.config.response_timeout);
+            options += &transaction::session_options(self.config.network.response_timeout);
         }
         if !options.is_empty() {
             config.options(options);
@@ -185,8 +188,8 @@ impl Connector {
     }
 }
 
-/// The hosts of a configuration, each with its address and port as far as they are given.
-fn targets(config: &Config) -> Result<Vec<Target>> {
+/// Returns the hosts of a configuration, each with its address and port as far as they are given.
+fn targets(config: &Config) -> Result<Vec<HostAddress>> {
     const DEFAULT_PORT: u16 = 5432;
     let (hosts, addresses) = (config.get_hosts(), config.get_hostaddrs());
     let (ports, count) = (config.get_ports(), hosts.len().max(addresses.len()));
@@ -195,9 +198,11 @@ fn targets(config: &Config) -> Result<Vec<Target>> {
     }
     let fits = |given: usize| given == 0 || given == count;
     if !fits(hosts.len()) || !fits(addresses.len()) || (ports.len() > 1 && !fits(ports.len())) {
-        return Err(Error::invalid("host, hostaddr and port must list equally many servers"));
+        return Err(Error::invalid(
+            "host, hostaddr and port must list the same number of PostgreSQL servers",
+        ));
     }
-    let target = |place: usize| Target {
+    let target = |place: usize| HostAddress {
         host: hosts.get(place).cloned(),
         address: addresses.get(place).copied(),
         port: ports.get(place).or(ports.first()).copied().unwrap_or(DEFAULT_PORT),
@@ -205,7 +210,8 @@ fn targets(config: &Config) -> Result<Vec<Target>> {
     Ok((0..count).map(target).collect())
 }
 
-/// The statements need `MATERIALIZED`, and sessions `plan_cache_mode`, which are new in 12.
+/// The first version that has `MATERIALIZED`, for the statements, and `plan_cache_mode`, for the
+/// sessions.
 const OLDEST: u32 = 12;
 
 fn refuse_an_old_server(version: Option<&str>) -> Result<()> {
@@ -223,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_addresses_and_ports_belong_together_by_their_place() {
+    fn hosts_addresses_and_ports_are_matched_by_position() {
         let parsed = |text: &str| targets(&text.parse::<Config>().expect("valid"));
         let two = parsed("host=a,b hostaddr=10.0.0.1,10.0.0.2 port=1,2").expect("valid");
         assert_eq!(two.len(), 2);

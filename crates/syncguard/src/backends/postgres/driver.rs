@@ -1,4 +1,4 @@
-//! Whoever uses a connection also drives it: no other task has to be woken for an answer.
+//! Drives a connection in the task that uses it, so that no other task is woken for an answer.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -10,67 +10,72 @@ use futures_util::task::AtomicWaker;
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// What drives a connection: it must be polled.
+/// The part of a connection that does its I/O, and must be polled.
 pub(super) type Driver = tokio_postgres::Connection<
     tokio_postgres::Socket,
     <MakeRustlsConnect as MakeTlsConnect<tokio_postgres::Socket>>::Stream,
 >;
 
-/// Waits for an answer while driving the connection that it comes on; `None` when that ends first.
+/// Waits for an answer while driving its connection. Returns `None` if the connection ends first.
 pub(super) async fn drive<T>(
     driver: Option<&mut Pin<Box<Driver>>>,
     work: impl Future<Output = T>,
 ) -> Option<T> {
     let Some(driver) = driver else { return Some(work.await) };
     let mut work = pin!(work);
-    let news = Arc::new(News::default());
-    let waker = Waker::from(Arc::clone(&news));
+    let waker_state = Arc::new(SharedWaker::default());
+    let waker = Waker::from(Arc::clone(&waker_state));
     poll_fn(|task| {
-        news.task.register(task.waker());
+        waker_state.task.register(task.waker());
         let mut context = Context::from_waker(&waker);
         for _ in 0..ROUNDS {
-            news.state.swap(LOOKING, Ordering::SeqCst);
+            waker_state.state.swap(LOOKING, Ordering::SeqCst);
             if let Poll::Ready(done) = work.as_mut().poll(&mut context) {
                 return Poll::Ready(Some(done));
             }
             if driver.as_mut().poll(&mut context).is_ready() {
-                // Its last words may have been the answer.
+                // The answer may have come before the end.
                 return match work.as_mut().poll(&mut context) {
                     Poll::Ready(done) => Poll::Ready(Some(done)),
                     Poll::Pending => Poll::Ready(None),
                 };
             }
-            let looking =
-                news.state.compare_exchange(LOOKING, AWAY, Ordering::SeqCst, Ordering::SeqCst);
+            let looking = waker_state.state.compare_exchange(
+                LOOKING,
+                AWAY,
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            );
             if looking.is_ok() {
                 return Poll::Pending;
             }
         }
-        // Whoever has used up its share of time is woken at once, again and again, until it lets
-        // others go first.
-        news.state.swap(AWAY, Ordering::SeqCst);
+        // A task that has used up its budget is woken at once, again and again, until it yields to
+        // other tasks.
+        waker_state.state.swap(AWAY, Ordering::SeqCst);
         task.waker().wake_by_ref();
         Poll::Pending
     })
     .await
 }
 
-/// The two wake each other, one with a question and the other with its answer. While both are being
-/// looked at, that is noted here, and the runtime, which would call in another thread, need not know.
+/// The waker for both the work and the driver, which wake each other: one with a request, the other
+/// with its answer. While both are being polled, this is only recorded here: waking through the
+/// runtime would involve another thread.
 #[derive(Default)]
-struct News {
+struct SharedWaker {
     state: AtomicU8,
     task: AtomicWaker,
 }
 
-/// A question and its answer take two or three.
+/// How many rounds of polling one poll makes. A request and its answer take two or three.
 const ROUNDS: u32 = 8;
 
 const AWAY: u8 = 0;
 const LOOKING: u8 = 1;
 const LOOK_AGAIN: u8 = 2;
 
-impl Wake for News {
+impl Wake for SharedWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }

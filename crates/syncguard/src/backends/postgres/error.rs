@@ -1,10 +1,11 @@
-//! What goes wrong with PostgreSQL, in our words: by SQLSTATE, never by the text of a message.
+//! Maps errors of PostgreSQL and its driver to ours: by SQLSTATE, never by the text of the server's
+//! message.
 
 use tokio_postgres::error::{Severity, SqlState};
 
 use crate::common::error::{Cause, Error, ErrorCode};
 
-/// Our error for one of the driver's.
+/// Maps an error of the driver.
 pub(super) fn map(error: &tokio_postgres::Error) -> Error {
     let (row, cause) = match error.code() {
         Some(state) => (by_state(state.code()), format!("SQLSTATE {}", printable(state.code()))),
@@ -19,29 +20,33 @@ pub(super) fn map(error: &tokio_postgres::Error) -> Error {
 /// The code, the message, and whether the operation may have taken effect.
 type Row = (ErrorCode, &'static str, bool);
 
-/// A SQLSTATE is five letters and digits. What else a server sends is not repeated.
+/// Returns a SQLSTATE, which has five letters and digits. Anything else is not repeated.
 fn printable(state: &str) -> &str {
     let is_state = state.len() == 5 && state.bytes().all(|byte| byte.is_ascii_alphanumeric());
     if is_state { state } else { "malformed" }
 }
 
-/// The table of errors, by SQLSTATE.
+/// Returns the row of the error table for a SQLSTATE.
 fn by_state(state: &str) -> Row {
     use ErrorCode::{
         AuthFailed, Internal, InvalidArgument, NetworkTimeout, RateLimited, ServiceUnavailable,
     };
-    // A statement that failed took its transaction with it. Only when the session ends, it may have
-    // ended after the commit.
+    // A failed statement rolls back its transaction. Only an error that ends the session may come
+    // after the commit.
     match state {
         "57014" => (NetworkTimeout, "PostgreSQL canceled the statement: it took too long", false),
-        "55P03" => (NetworkTimeout, "PostgreSQL did not get a lock of its own in time", false),
+        "55P03" => (
+            NetworkTimeout,
+            "another PostgreSQL session held a row or advisory lock for too long; try again",
+            false,
+        ),
         "25006" => (
             ServiceUnavailable,
             "this PostgreSQL server is a read-only standby; connect to the primary",
             false,
         ),
-        // Statements whose plans were stale have been prepared again by now. What is left is a standby
-        // that cannot read an unlogged table.
+        // Statements with stale plans have been prepared again by now. What remains is a standby,
+        // which cannot read an unlogged table.
         "0A000" => (
             ServiceUnavailable,
             "this PostgreSQL server does not support the operation; if it is a standby, connect to \
@@ -60,34 +65,44 @@ fn by_state(state: &str) -> Row {
             (ServiceUnavailable, "PostgreSQL is shutting down or starting up", true)
         }
         "57P05" | "25P03" | "25P04" => {
-            (ServiceUnavailable, "PostgreSQL ended the session: one of its timeouts passed", true)
+            (ServiceUnavailable, "PostgreSQL ended the session because of a timeout", true)
         }
         "42501" => (
             AuthFailed,
-            "the PostgreSQL user lacks a right; it needs SELECT, INSERT, UPDATE and DELETE on the \
-             lock table, and SELECT, INSERT and UPDATE on the fence table",
+            "the PostgreSQL user lacks a permission; grant SELECT, INSERT, UPDATE and DELETE on \
+             the lock table, and SELECT, INSERT and UPDATE on the fence table",
             false,
         ),
-        "42P01" => (InvalidArgument, "the PostgreSQL tables are missing; run setup_schema", false),
+        "42P01" => (
+            InvalidArgument,
+            "the PostgreSQL tables are missing; run setup_schema or `syncguard setup`",
+            false,
+        ),
         "42703" | "42883" => (
             InvalidArgument,
-            "the PostgreSQL tables are not those of this library; run setup_schema",
+            "the PostgreSQL tables are not those of syncguard; choose other table names",
             false,
         ),
-        "3D000" => (InvalidArgument, "the PostgreSQL database does not exist", false),
+        "3D000" => {
+            (InvalidArgument, "the PostgreSQL database does not exist; check the URL", false)
+        }
         _ => match state.get(..2) {
             Some("08") => (ServiceUnavailable, "the connection to PostgreSQL was lost", true),
-            Some("28") => (AuthFailed, "PostgreSQL refused the credentials", false),
+            Some("28") => (
+                AuthFailed,
+                "PostgreSQL refused the credentials; check the user and the password",
+                false,
+            ),
             Some("53") => {
                 (RateLimited, "PostgreSQL is out of connections, memory or disk space", false)
             }
             Some("22" | "23") => (InvalidArgument, "PostgreSQL refused this input", false),
-            _ => (Internal, "PostgreSQL answered with an unexpected error", false),
+            _ => (Internal, "PostgreSQL returned an unexpected error", false),
         },
     }
 }
 
-/// What the driver reports by itself.
+/// Returns the row for an error that the driver reports by itself.
 fn without_state(error: &tokio_postgres::Error) -> Row {
     use ErrorCode::{InvalidArgument, NetworkTimeout, ServiceUnavailable};
     let io =
@@ -102,37 +117,37 @@ fn without_state(error: &tokio_postgres::Error) -> Row {
         // The driver has no code for these two; the beginning of its message is fixed (ADR 032).
         _ if error.to_string().starts_with("error performing TLS handshake") => (
             ServiceUnavailable,
-            "no TLS with PostgreSQL: it does not offer it, or its certificate is not trusted or not \
-             for this host (sslmode, sslrootcert)",
+            "the TLS handshake with PostgreSQL failed: it does not offer TLS, or its certificate \
+             is not trusted or not for this host; check sslmode and sslrootcert",
             false,
         ),
         _ if error.to_string().starts_with("invalid configuration") => (
             InvalidArgument,
-            "PostgreSQL cannot be connected to as configured; is the password missing?",
+            "cannot connect to PostgreSQL as configured; is the password missing?",
             false,
         ),
         _ => (ServiceUnavailable, "the connection to PostgreSQL was lost", true),
     }
 }
 
-/// What an error asks of the connection that it came on.
+/// What to do about the connection on which an error came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Remedy {
-    /// Nothing; it is as good as before.
+    /// Nothing: it still works.
     None,
-    /// To be replaced: its session has ended or is about to.
+    /// Replace it: its session has ended or is about to.
     Replace,
-    /// To be replaced with all others: they lead to a server that cannot be written to.
+    /// Replace it and all others: they lead to a server that cannot be written to.
     FindPrimary,
-    /// To be replaced with all others, and the operation repeated: a table has changed since the
+    /// Replace it and all others, and repeat the operation: a table has changed since the
     /// statements were prepared, and their plans are stale.
     PrepareAgain,
-    /// To prepare nothing from now on, and repeat the operation: a prepared statement is not known on the
-    /// connection that was used, so a pooler stands between us and the server.
+    /// Prepare nothing from now on, and repeat the operation: the connection does not know a
+    /// prepared statement, so there is a pooler in front of the server.
     PrepareNothing,
 }
 
-/// What to do about the connection of an error.
+/// Returns what to do about the connection on which an error came.
 pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
     let Some(state) = error.code() else { return Remedy::Replace };
     remedy_of(state, ends_statement_only(error))
@@ -140,7 +155,7 @@ pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
 
 fn remedy_of(state: &SqlState, ends_statement_only: bool) -> Remedy {
     match state.code() {
-        // Prepared statements that are not known, or known already.
+        // A prepared statement is unknown, or exists already.
         "26000" | "42P05" => Remedy::PrepareNothing,
         // "cached plan must not change result type", or an unlogged table on a standby.
         "0A000" => Remedy::PrepareAgain,
@@ -150,57 +165,63 @@ fn remedy_of(state: &SqlState, ends_statement_only: bool) -> Remedy {
     }
 }
 
-/// Whether an error ended a statement, and its session goes on.
+/// Returns whether an error ended only a statement, and its session continues.
 pub(super) fn ends_statement_only(error: &tokio_postgres::Error) -> bool {
     error.as_db_error().is_some_and(|error| error.parsed_severity() == Some(Severity::Error))
 }
 
-/// Whether settings that a session was to begin with were refused, as a pooler does.
+/// Returns whether the settings for a new session were refused, as a pooler does.
 pub(super) fn is_refused_setting(error: &tokio_postgres::Error) -> bool {
     error.code() == Some(&SqlState::PROTOCOL_VIOLATION)
 }
 
-/// Whether the server does not know a setting that a session was to begin with.
+/// Returns whether the server does not know one of the settings for a new session.
 pub(super) fn is_unknown_setting(error: &tokio_postgres::Error) -> bool {
     error.code() == Some(&SqlState::UNDEFINED_OBJECT)
 }
 
-/// A setting is not known there.
+/// Creates the error for a setting that the server does not know.
 pub(super) fn unknown_setting() -> Error {
     Error::invalid(
-        "PostgreSQL does not know a setting: the server is older than 12, or the URL's options name \
-         a setting that does not exist",
+        "PostgreSQL does not know a session setting; use version 12 or newer, and check \
+         \"options\" in the URL",
     )
 }
 
-/// The server lacks what the statements need.
+/// Creates the error for a server that is too old.
 pub(super) fn too_old() -> Error {
     Error::invalid("this PostgreSQL server is too old; use version 12 or newer")
 }
 
-/// A name of a host has no address.
+/// Creates the error for a host name without an address.
 pub(super) fn unknown_host() -> Error {
-    Error::new(ErrorCode::ServiceUnavailable, "the name of the PostgreSQL host was not resolved")
-        .without_effect()
+    Error::new(
+        ErrorCode::ServiceUnavailable,
+        "cannot resolve the name of the PostgreSQL host; check the URL",
+    )
+    .without_effect()
 }
 
-/// No answer came in time.
+/// Creates the error for an answer that did not come in time.
 pub(super) fn timeout() -> Error {
     Error::new(ErrorCode::NetworkTimeout, "PostgreSQL did not answer in time")
 }
 
-/// The connection ended before the answer came.
+/// Creates the error for a connection that ended before the answer came.
 pub(super) fn lost() -> Error {
     Error::new(ErrorCode::ServiceUnavailable, "the connection to PostgreSQL was lost")
 }
 
-/// No connection was free in time.
+/// Creates the error for a pool in which no connection was free in time.
 pub(super) fn no_connection() -> Error {
-    Error::new(ErrorCode::NetworkTimeout, "no connection to PostgreSQL was free in time")
-        .without_effect()
+    Error::new(
+        ErrorCode::NetworkTimeout,
+        "no connection to PostgreSQL was free in time; use a larger pool",
+    )
+    .without_effect()
 }
 
-/// An answer that no statement of ours gives.
+/// Creates the error for an answer that no statement returns.
 pub(super) fn unexpected_response() -> Error {
     Error::new(ErrorCode::Internal, "PostgreSQL sent an unexpected response")
 }
@@ -263,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_state_is_an_error_like_others() {
+    fn a_malformed_state_has_a_row_and_is_not_repeated() {
         for state in ["", "2", "é", "2é", "€€", "28", "22\n00"] {
             let (code, _, _) = by_state(state);
             assert_ne!(code, ErrorCode::ServiceUnavailable, "{state:?}");
@@ -273,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_of_the_connection() {
+    fn every_remedy_follows_from_the_state() {
         let rows = [
             ("25006", true, Remedy::FindPrimary),
             ("0A000", true, Remedy::PrepareAgain),

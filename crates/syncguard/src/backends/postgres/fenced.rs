@@ -1,4 +1,4 @@
-//! Fences for the user's own tables: a write that comes too late is refused.
+//! Fences for your own tables: a write that comes too late is refused.
 
 use tokio_postgres::Transaction;
 
@@ -6,42 +6,41 @@ use super::error;
 use super::names::TableName;
 use super::statements::Value;
 use crate::common::error::{Error, Result};
-use crate::common::fence::Fence;
-use crate::common::key::Key;
+use crate::contract::fenced_lock::FencedLock;
 
-/// A table that remembers the largest fence that was seen for each resource, so that the write of a
-/// holder that was paused and came back late is refused in the same transaction.
+/// A table that remembers the largest fence seen for each key, so that the late write of a paused
+/// holder is refused in the same transaction.
 ///
 /// ```no_run
 /// use syncguard::postgres::{FencedTable, tokio_postgres};
-/// use syncguard::{Fence, Key};
+/// use syncguard::{LockGuard, PostgresBackend};
 ///
-/// # async fn write(client: &mut tokio_postgres::Client, key: &Key, fence: Fence) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn write(client: &mut tokio_postgres::Client, guard: LockGuard<PostgresBackend>) -> Result<(), Box<dyn std::error::Error>> {
 /// let fenced = FencedTable::new("syncguard_fenced")?;
 /// client.batch_execute(&fenced.schema_sql()).await?; // once, or in a migration
 /// let transaction = client.transaction().await?;
-/// fenced.check(&transaction, key, fence).await?; // ends here if a later holder has written
+/// fenced.check(&transaction, &guard).await?; // fails if a later holder has written
 /// transaction.execute("UPDATE invoices SET paid = true WHERE id = 42", &[]).await?;
 /// transaction.commit().await?;
 /// # Ok(())
 /// # }
 /// ```
 ///
-/// A table with a `fence` column of its own needs no such table:
-/// `UPDATE invoices SET paid = true, fence = $2 WHERE id = $1 AND fence <= $2`, and no row changed
-/// means refused.
+/// If your own table has a `fence` column, you do not need this one. Run
+/// `UPDATE invoices SET paid = true, fence = $2 WHERE id = $1 AND fence <= $2`; if no row changes,
+/// the write is refused.
 #[derive(Clone, Debug)]
 pub struct FencedTable {
     table: TableName,
 }
 
 impl FencedTable {
-    /// A table by its name, perhaps with a schema and a dot before it.
+    /// Creates a value for the table of this name, optionally with `schema.` in front.
     pub fn new(table: &str) -> Result<Self> {
         Ok(Self { table: TableName::parse(table)? })
     }
 
-    /// The SQL that creates it.
+    /// Returns the SQL that creates the table.
     #[must_use]
     pub fn schema_sql(&self) -> String {
         let table = self.table.quoted();
@@ -50,40 +49,54 @@ impl FencedTable {
         )
     }
 
-    /// Refuses a holder that is not the latest one, with an error of the code
-    /// [`Aborted`](crate::ErrorCode::Aborted) for which [`is_stale_fence`](Error::is_stale_fence) is
-    /// true; remembers it otherwise. What follows in the transaction is committed only if it still is.
+    /// Checks that no later holder has written, and remembers the fence. If a later holder has, it
+    /// fails with [`Aborted`](crate::ErrorCode::Aborted), and
+    /// [`is_stale_fence`](Error::is_stale_fence) is true. Until your transaction ends, no later
+    /// holder can pass the check.
     ///
     /// It takes a transaction, because a check that commits by itself protects nothing:
     ///
     /// ```compile_fail,E0308
     /// # use syncguard::postgres::{FencedTable, tokio_postgres};
-    /// # use syncguard::{Fence, Key};
-    /// # async fn write(fenced: &FencedTable, client: &mut tokio_postgres::Client, key: &Key, fence: Fence) {
-    /// fenced.check(client, key, fence).await;
+    /// # use syncguard::{LockGuard, PostgresBackend};
+    /// # async fn write(fenced: &FencedTable, client: &mut tokio_postgres::Client, guard: LockGuard<PostgresBackend>) {
+    /// fenced.check(client, &guard).await;
     /// # }
     /// ```
     ///
+    /// At the isolation level SERIALIZABLE or REPEATABLE READ, a holder whose transaction began
+    /// before the check of a later one gets a serialization failure
+    /// ([`ServiceUnavailable`](crate::ErrorCode::ServiceUnavailable)) instead, and is refused when
+    /// it tries again. Either way nothing is written.
+    ///
     /// # Cancel safety
     ///
-    /// It is a part of the caller's transaction.
+    /// The check is part of your transaction, and has no effect unless you commit it.
     pub async fn check(
         &self,
         transaction: &Transaction<'_>,
-        key: &Key,
-        fence: Fence,
+        lock: &(impl FencedLock + Sync),
     ) -> Result<()> {
-        let table = self.table.quoted();
-        let remember = format!(
-            "INSERT INTO {table} AS seen (key, fence) VALUES ($1, $2)
-             ON CONFLICT (key) DO UPDATE SET fence = excluded.fence
-               WHERE seen.fence <= excluded.fence"
-        );
-        let (name, number) = (Value::Text(key.as_str()), Value::Int8(super::integer(fence.get())));
-        let changed = transaction.execute(&remember, &[&name, &number]).await;
+        let (key, fence) = (lock.key(), lock.fence());
+        let (name, number) = (Value::Text(key.as_str()), Value::Int8(i64::from(fence)));
+        let changed = transaction.execute(&self.check_sql(), &[&name, &number]).await;
         match changed.map_err(|cause| error::map(&cause).with_key(key))? {
             0 => Err(Error::stale_fence().with_key(key)),
             _ => Ok(()),
         }
+    }
+
+    /// Returns the statement of [`check`](Self::check), for other drivers such as sqlx and diesel.
+    /// `$1` is the key ([`Key::as_str`](crate::Key::as_str)), `$2` the fence as a `bigint`
+    /// (`i64::from(fence)`). Run it in the transaction of your write; if it changes no row, the
+    /// fence is stale: roll back.
+    #[must_use]
+    pub fn check_sql(&self) -> String {
+        let table = self.table.quoted();
+        format!(
+            "INSERT INTO {table} AS seen (key, fence) VALUES ($1, $2)
+             ON CONFLICT (key) DO UPDATE SET fence = excluded.fence
+               WHERE seen.fence <= excluded.fence"
+        )
     }
 }

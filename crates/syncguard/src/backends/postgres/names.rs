@@ -1,14 +1,14 @@
-//! The names of tables and indexes: validated, quoted, and never longer than the server keeps.
+//! The names of tables and indexes: validated, quoted, and never longer than the server allows.
 
 use crate::common::error::{Error, Result};
 use crate::common::hash_id::hash_key;
 use crate::common::key::Key;
 use crate::common::storage_key::KeySpace;
 
-/// The longest name that the server keeps whole.
+/// The maximum length of a name; the server truncates longer ones.
 const LIMIT_BYTES: usize = 63;
 
-/// The longest key of a row, of which an index entry must hold at least one.
+/// The maximum length of a row's key, which must fit in an index entry.
 const LIMIT_KEY_BYTES: usize = 1700;
 
 /// All names of one backend: its tables, and the keys of its rows.
@@ -20,7 +20,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Refuses what cannot be a table, and one table for both.
+    /// Validates the names of the tables, which must differ.
     pub(super) fn new(locks: &str, fences: &str) -> Result<Self> {
         let (locks, fences) = (TableName::parse(locks)?, TableName::parse(fences)?);
         if locks == fences {
@@ -29,23 +29,23 @@ impl Names {
         Ok(Self { locks, fences, space: KeySpace::new("", LIMIT_KEY_BYTES, 0)? })
     }
 
-    /// The key of the row of a lock.
+    /// Returns the key of a lock's row.
     pub(super) fn lock_key(&self, key: &Key) -> Result<String> {
         self.space.lock_key(key)
     }
 
-    /// The key of the row of a fence counter, by that of its lock.
+    /// Returns the key of a fence counter's row, by the key of its lock's row.
     pub(super) fn fence_key(&self, lock_key: &str) -> Result<String> {
         self.space.fence_key(lock_key)
     }
 
-    /// The channel on which releases are notified of.
+    /// Returns the channel for notifications of releases.
     pub(super) fn channel(&self) -> String {
         self.locks.channel()
     }
 }
 
-/// A table, perhaps in a schema.
+/// The name of a table, optionally with a schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TableName {
     schema: Option<String>,
@@ -53,7 +53,8 @@ pub(super) struct TableName {
 }
 
 impl TableName {
-    /// `table` or `schema.table`: letters, digits and underscores, not beginning with a digit.
+    /// Parses `table` or `schema.table`: letters, digits and underscores, not beginning with a
+    /// digit.
     pub(super) fn parse(text: &str) -> Result<Self> {
         let (schema, name) = match text.split_once('.') {
             Some((schema, name)) => (Some(schema), name),
@@ -65,15 +66,15 @@ impl TableName {
                 && part.chars().all(|letter| is_letter(letter) || letter.is_ascii_digit());
             if !is_name || part.len() > LIMIT_BYTES {
                 return Err(Error::invalid(
-                    "a table name has letters, digits and underscores, at most 63 of them, does not \
-                     begin with a digit, and may follow a schema and a dot",
+                    "invalid table name; expected table or schema.table, each at most 63 letters, \
+                     digits and underscores, not beginning with a digit",
                 ));
             }
         }
         Ok(Self { schema: schema.map(str::to_owned), name: name.to_owned() })
     }
 
-    /// As it is written in SQL.
+    /// Returns the name as it is written in SQL.
     pub(super) fn quoted(&self) -> String {
         match &self.schema {
             Some(schema) => format!("\"{schema}\".\"{}\"", self.name),
@@ -81,8 +82,8 @@ impl TableName {
         }
     }
 
-    /// An index of it, as it is written in SQL. The name is that of the TypeScript implementation
-    /// where it fits, and stays apart from others where it does not.
+    /// Returns the name of one of its indexes, as it is written in SQL. It is that of the
+    /// TypeScript implementation if that fits, and contains a hash if not, to keep it unique.
     pub(super) fn index(&self, what: &str) -> String {
         let plain = format!("idx_{}_{what}", self.name);
         if plain.len() <= LIMIT_BYTES {
@@ -94,7 +95,7 @@ impl TableName {
         format!("\"idx_{}_{hash}_{what}\"", &self.name[..room.min(self.name.len())])
     }
 
-    /// A channel for notifications about it.
+    /// Returns the channel for notifications about the table.
     fn channel(&self) -> String {
         let name = self
             .schema
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn row_keys_are_those_of_the_one_key_space() {
+    fn row_keys_are_those_of_the_key_space() {
         let names = Names::new("locks", "fences").expect("valid");
         for text in ["k", "fence:k", "id:x", &"x".repeat(512), "users/42"] {
             let lock_key = names.lock_key(&Key::new(text).expect("valid")).expect("fits");

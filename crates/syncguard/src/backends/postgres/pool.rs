@@ -1,16 +1,16 @@
-//! Connections, each of one operation at a time: a transaction that is sent at once must not meet
-//! another's.
+//! The pool of connections. A connection serves one operation at a time, because transactions that
+//! are sent at once must not mix.
 
 use std::future::poll_fn;
 use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedMutexGuard, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row, Statement};
@@ -29,59 +29,62 @@ use crate::common::error::{Error, ErrorCode, Result};
 pub(super) struct Pool {
     connector: Arc<Connector>,
     statements: Statements,
-    /// Where clients come from instead, if the caller has a pool.
+    /// The caller's own pool, if clients come from there.
     external: Option<Arc<dyn ClientPool>>,
-    idle: Mutex<Vec<Link>>,
-    /// Rises when all connections are to be replaced; one of an earlier epoch is not used again.
+    idle: Mutex<Vec<PooledConnection>>,
+    /// Increases when all connections are to be replaced; one of an earlier epoch is not reused.
     epoch: AtomicU64,
-    /// For everything.
+    /// Permits for all operations.
     places: Semaphore,
-    /// For releases and extends alone, when all other places are taken.
+    /// A permit for releases and extends only, used when all others are taken.
     reserved: Semaphore,
-    /// Nothing can be prepared, because a pooler gives us another connection every time.
+    /// Whether a pooler uses another connection every time, so that nothing can be prepared.
     is_pooled: AtomicBool,
     response_timeout: Duration,
+    /// The connection that listens, if operations share it.
+    listening: Mutex<Weak<ListeningClient>>,
+    shares_listening: bool,
 }
 
-/// Who asks for a connection.
+/// How urgently an operation needs a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Urgency {
-    /// Releases and extends: somebody waits for them or depends on them.
+    /// For releases and extends: a waiter or a holder depends on them.
     Urgent,
     Ordinary,
 }
 
 /// A connection and its prepared statements, in the order of [`Statements::all`].
-struct Link {
-    client: Handle,
+struct PooledConnection {
+    client: ClientHandle,
     prepared: Vec<Statement>,
-    /// When it is old enough to be replaced.
+    /// When it has to be replaced.
     ends_at: Instant,
     /// The pool's epoch when it was opened.
     epoch: u64,
 }
 
-/// A client of ours and what drives it, or one that the caller's pool has lent.
+/// Our own client and its driver, or a client that was lent.
 ///
-/// Ours is driven by whoever uses it and by nobody in between: no other task has to be woken for an
-/// answer.
-enum Handle {
-    /// The lock is never waited for: it only makes references to this possible.
-    Ours(Client, Mutex<Option<Pin<Box<Driver>>>>),
-    Theirs(Box<dyn PooledClient>),
+/// Our own client is driven by the task that uses it, and not driven in between, so that no other
+/// task is woken for an answer.
+enum ClientHandle {
+    /// The mutex is never contended: it only makes this type `Sync`.
+    Owned(Client, Mutex<Option<Pin<Box<Driver>>>>),
+    External(Box<dyn PooledClient>),
 }
 
-impl Handle {
-    /// Whether it still works, as far as can be seen without asking the server.
+impl ClientHandle {
+    /// Returns whether it still works, as far as it is known without asking the server.
     async fn is_open(&mut self) -> bool {
         match self {
-            Self::Ours(client, driver) => {
+            Self::Owned(client, driver) => {
                 let Some(driver) = exclusive(driver) else { return false };
                 let ended =
                     poll_fn(|context| Poll::Ready(driver.as_mut().poll(context).is_ready()));
                 !ended.await && !client.is_closed()
             }
-            Self::Theirs(client) => !client.is_closed(),
+            Self::External(client) => !client.is_closed(),
         }
     }
 }
@@ -90,21 +93,48 @@ fn exclusive<T>(value: &mut Mutex<T>) -> &mut T {
     value.get_mut().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Deref for Handle {
+impl Deref for ClientHandle {
     type Target = Client;
 
     fn deref(&self) -> &Client {
         match self {
-            Self::Ours(client, _) => client,
-            Self::Theirs(client) => client,
+            Self::Owned(client, _) => client,
+            Self::External(client) => client,
         }
     }
 }
 
-/// A connection of one operation. It goes back only when all answers have come.
-pub(super) struct Lease<'a> {
+/// A connection that listens, and that operations may share.
+pub(super) struct ListeningClient {
+    pub(super) client: Arc<tokio::sync::Mutex<Client>>,
+    /// Closes the connection.
+    pub(super) lose: Box<dyn Fn() + Send + Sync>,
+}
+
+/// The connection that listens, while an operation uses it.
+struct LentClient {
+    client: OwnedMutexGuard<Client>,
+    listening: Arc<ListeningClient>,
+}
+
+impl Deref for LentClient {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl PooledClient for LentClient {
+    fn discard(self: Box<Self>) {
+        (self.listening.lose)();
+    }
+}
+
+/// A connection in use by one operation. It is reused only if all answers have come.
+pub(super) struct ConnectionGuard<'a> {
     pool: &'a Pool,
-    link: Option<Link>,
+    connection: Option<PooledConnection>,
     _place: SemaphorePermit<'a>,
 }
 
@@ -123,8 +153,51 @@ impl Pool {
             places: Semaphore::new(config.pool_size),
             reserved: Semaphore::new(1),
             is_pooled: AtomicBool::new(config.is_pooled),
-            response_timeout: config.response_timeout,
+            response_timeout: config.network.response_timeout,
+            listening: Mutex::default(),
+            shares_listening: config.pool_size == 1 && config.pool.is_none(),
         }
+    }
+
+    /// Opens the connection that listens. In a pool of one it replaces the idle one, and operations
+    /// share it from [`share`](Self::share) on.
+    pub(super) async fn open_listening(&self) -> Result<Option<(Client, Driver)>> {
+        if self.shares_listening {
+            self.idle().clear();
+        }
+        self.connector.open(false).await
+    }
+
+    /// Lets operations use the connection that listens, if the pool has no room for another one.
+    pub(super) async fn share(&self, listening: &Arc<ListeningClient>) {
+        if self.shares_listening {
+            // If it is refused, the connection still works, with the server's own setting.
+            drop(listening.client.lock().await.batch_execute(transaction::KEEP_GRANTS).await);
+            *self.listening() = Arc::downgrade(listening);
+        }
+    }
+
+    /// Returns the connection that listens, once no other operation uses it. An urgent operation
+    /// does not wait for it.
+    async fn borrow_listening(&self, urgency: Urgency) -> Option<PooledConnection> {
+        let listening = self.listening().upgrade()?;
+        let client = match urgency {
+            Urgency::Ordinary => Arc::clone(&listening.client).lock_owned().await,
+            Urgency::Urgent => Arc::clone(&listening.client).try_lock_owned().ok()?,
+        };
+        let lent = LentClient { client, listening };
+        (!lent.is_closed()).then(|| {
+            self.connection(ClientHandle::External(Box::new(lent)), Vec::new(), self.epoch())
+        })
+    }
+
+    fn listening(&self) -> MutexGuard<'_, Weak<ListeningClient>> {
+        self.listening.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether operations use the connection that listens.
+    pub(super) fn shares_listening(&self) -> bool {
+        self.shares_listening
     }
 
     pub(super) fn response_timeout(&self) -> Duration {
@@ -135,48 +208,48 @@ impl Pool {
         self.is_pooled.load(Ordering::Relaxed)
     }
 
-    /// Notes that a pooler stands between us and the server.
+    /// Records that there is a pooler in front of the server.
     pub(super) fn note_pooler(&self) {
         if !self.is_pooled.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                "a pooler stands between this client and PostgreSQL; set pooler=true, so that \
-                 nothing is prepared from the start"
+                "detected a pooler in front of PostgreSQL; set pooler=true in the URL to avoid \
+                 prepared statements from the start"
             );
         }
         self.idle().clear();
     }
 
-    /// Replaces every connection, because what was learned on this one holds for all: the idle ones at
-    /// once, those in use when they come back. Those that were opened since are kept.
-    pub(super) fn replace_all(&self, lease: Lease<'_>) {
-        let seen = lease.link().epoch;
-        drop(lease);
+    /// Replaces all connections, because what happened on this one affects all: the idle ones at
+    /// once, those in use when they are returned. Those that were opened since are kept.
+    pub(super) fn replace_all(&self, connection: ConnectionGuard<'_>) {
+        let seen = connection.connection().epoch;
+        drop(connection);
         self.distrust(seen);
     }
 
-    /// The epoch of connections that are opened now.
+    /// Returns the epoch of connections that are opened now.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
     }
 
-    /// Replaces the connections up to an epoch: one of them was not answered in time, and the path to the
-    /// server may have died for all.
+    /// Replaces the connections up to an epoch: one of them got no answer in time, and the network
+    /// path to the server may be dead for all.
     pub(super) fn distrust(&self, seen: u64) {
         let raised =
             self.epoch.compare_exchange(seen, seen + 1, Ordering::SeqCst, Ordering::SeqCst);
         if raised.is_ok() {
-            self.idle().retain(|link| link.epoch > seen);
+            self.idle().retain(|connection| connection.epoch > seen);
         }
     }
 
-    /// Notes that a server cannot be written to: connections go to the wrong one.
-    pub(super) fn note_read_only(&self, lease: Lease<'_>) {
+    /// Replaces all connections, because they lead to a server that cannot be written to.
+    pub(super) fn note_read_only(&self, connection: ConnectionGuard<'_>) {
         self.connector.forget_host();
-        self.replace_all(lease);
+        self.replace_all(connection);
     }
 
-    /// Waits for a connection, not longer than for an answer.
-    pub(super) async fn get(&self, urgency: Urgency) -> Result<Lease<'_>> {
+    /// Waits for a connection, at most for the response timeout.
+    pub(super) async fn get(&self, urgency: Urgency) -> Result<ConnectionGuard<'_>> {
         let ordinary = self.places.acquire();
         let place = async {
             match urgency {
@@ -193,35 +266,38 @@ impl Pool {
         let idle = loop {
             let idle = self.idle().pop();
             match idle {
-                Some(mut link) => {
-                    if !link.is_old() && link.client.is_open().await {
-                        break Some(link);
+                Some(mut connection) => {
+                    if !connection.is_old() && connection.client.is_open().await {
+                        break Some(connection);
                     }
                 }
                 None => break None,
             }
         };
-        let link = match (idle, &self.external) {
-            (Some(link), _) => link,
+        let connection = match (idle, &self.external) {
+            (Some(connection), _) => connection,
             (None, Some(theirs)) => self.borrow(theirs.as_ref()).await?,
-            (None, None) => self.open().await?,
+            (None, None) => match self.borrow_listening(urgency).await {
+                Some(connection) => connection,
+                None => self.open().await?,
+            },
         };
-        Ok(Lease { pool: self, link: Some(link), _place: place })
+        Ok(ConnectionGuard { pool: self, connection: Some(connection), _place: place })
     }
 
-    async fn borrow(&self, theirs: &dyn ClientPool) -> Result<Link> {
+    async fn borrow(&self, theirs: &dyn ClientPool) -> Result<PooledConnection> {
         match tokio::time::timeout(self.response_timeout, theirs.get()).await {
-            Ok(Ok(client)) => Ok(self.link(Handle::Theirs(client), Vec::new(), 0)),
-            // Its own words may hold a password.
+            Ok(Ok(client)) => Ok(self.connection(ClientHandle::External(client), Vec::new(), 0)),
+            // The error of the caller's pool may contain a password.
             Ok(Err(_cause)) => {
-                let message = "the caller's pool gave no connection to PostgreSQL";
+                let message = "your own pool returned no connection to PostgreSQL";
                 Err(Error::new(ErrorCode::ServiceUnavailable, message).without_effect())
             }
             Err(_elapsed) => Err(error::no_connection()),
         }
     }
 
-    async fn open(&self) -> Result<Link> {
+    async fn open(&self) -> Result<PooledConnection> {
         let epoch = self.epoch();
         let mut opened = self.connector.open(self.is_pooled()).await?;
         if opened.is_none() {
@@ -230,7 +306,7 @@ impl Pool {
         }
         let (client, driver) = opened.ok_or_else(error::unexpected_response)?;
         let mut driver = Some(Box::pin(driver));
-        let patience = self.response_timeout;
+        let timeout = self.response_timeout;
         let preparing = async {
             if !self.is_pooled() && client.query_typed(transaction::IS_OURS, &[]).await?.is_empty()
             {
@@ -242,101 +318,116 @@ impl Pool {
             client.batch_execute(transaction::KEEP_GRANTS).await?;
             let all = self.statements.all().into_iter();
             match try_join_all(all.map(|sql| client.prepare_typed(&sql.text, sql.types))).await {
-                // The tables or a right may be missing; whoever needs them is told.
+                // The tables or a permission may be missing; operations that need them fail.
                 Err(cause) if cause.code().is_some() => Ok(Vec::new()),
                 prepared => prepared,
             }
         };
-        match tokio::time::timeout(patience, drive(driver.as_mut(), preparing)).await {
-            Ok(Some(Ok(prepared))) => {
-                Ok(self.link(Handle::Ours(client, Mutex::new(driver)), prepared, epoch))
-            }
+        match tokio::time::timeout(timeout, drive(driver.as_mut(), preparing)).await {
+            Ok(Some(Ok(prepared))) => Ok(self.connection(
+                ClientHandle::Owned(client, Mutex::new(driver)),
+                prepared,
+                epoch,
+            )),
             Ok(Some(Err(cause))) => Err(error::map(&cause).without_effect()),
             Ok(None) => Err(error::lost().without_effect()),
             Err(_elapsed) => Err(error::timeout().without_effect()),
         }
     }
 
-    fn link(&self, client: Handle, prepared: Vec<Statement>, epoch: u64) -> Link {
+    fn connection(
+        &self,
+        client: ClientHandle,
+        prepared: Vec<Statement>,
+        epoch: u64,
+    ) -> PooledConnection {
         // Some jitter, so that connections that were opened together are not replaced together.
         let age = self.connector.max_connection_age().mul_f64(1.0 - random_fraction() / 5.0);
         let now = Instant::now();
         let ends_at = now.checked_add(age).unwrap_or(now + A_LONG_TIME);
-        Link { client, prepared, ends_at, epoch }
+        PooledConnection { client, prepared, ends_at, epoch }
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Link>> {
+    fn idle(&self) -> MutexGuard<'_, Vec<PooledConnection>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Longer than any process lives.
+/// Longer than any process runs.
 const A_LONG_TIME: Duration = Duration::from_hours(24 * 365 * 30);
 
-impl Link {
+impl PooledConnection {
     fn is_old(&self) -> bool {
         Instant::now() >= self.ends_at
     }
 }
 
-impl Lease<'_> {
-    fn link(&self) -> &Link {
-        self.link.as_ref().expect("BUG: a lease has a connection until it ends")
+impl ConnectionGuard<'_> {
+    fn connection(&self) -> &PooledConnection {
+        self.connection.as_ref().expect("BUG: a guard has a connection until it ends")
     }
 
-    /// What drives the connection, for [`drive`]. Without it the connection is closed.
+    /// Takes the driver of the connection, for [`drive`]. Without it the connection is closed.
     pub(super) fn take_driver(&mut self) -> Option<Pin<Box<Driver>>> {
-        match &mut self.link {
-            Some(Link { client: Handle::Ours(_, driver), .. }) => exclusive(driver).take(),
+        match &mut self.connection {
+            Some(PooledConnection { client: ClientHandle::Owned(_, driver), .. }) => {
+                exclusive(driver).take()
+            }
             _ => None,
         }
     }
 
     pub(super) fn put_driver_back(&mut self, driver: Option<Pin<Box<Driver>>>) {
-        if let Some(Link { client: Handle::Ours(_, place), .. }) = &mut self.link {
+        if let Some(PooledConnection { client: ClientHandle::Owned(_, place), .. }) =
+            &mut self.connection
+        {
             *exclusive(place) = driver;
         }
     }
 
     pub(super) fn client(&self) -> &Client {
-        &self.link().client
+        &self.connection().client
     }
 
-    /// Sends a statement, prepared where that is possible; answers with its rows.
+    /// Sends a statement, prepared if possible, and returns its rows.
     pub(super) async fn query(
         &self,
         sql: &Sql,
         values: &[Value<'_>],
     ) -> Result<Vec<Row>, tokio_postgres::Error> {
-        let link = self.link();
+        let connection = self.connection();
         let parameters = values.iter().map(|value| value as Parameter<'_>);
         let place = self.pool.statements.all().iter().position(|known| known.text == sql.text);
-        if let Some(prepared) = place.and_then(|place| link.prepared.get(place)) {
+        if let Some(prepared) = place.and_then(|place| connection.prepared.get(place)) {
             let parameters: Vec<Parameter<'_>> = parameters.collect();
-            return link.client.query(prepared, &parameters).await;
+            return connection.client.query(prepared, &parameters).await;
         }
         let types = sql.types.iter().cloned();
         let parameters: Vec<(Parameter<'_>, Type)> = parameters.zip(types).collect();
-        link.client.query_typed(&sql.text, &parameters).await
+        connection.client.query_typed(&sql.text, &parameters).await
     }
 
-    /// All answers have come; the next may use the connection, unless it could not prepare anything.
+    /// Returns the connection to the pool after all answers have come. It is closed if it could not
+    /// prepare its statements.
     pub(super) fn give_back(mut self) {
-        let Some(link) = self.link.take() else { return };
-        let is_ours = matches!(link.client, Handle::Ours(..));
-        let is_ready = self.pool.is_pooled() || !link.prepared.is_empty();
-        // Dropped, one that was lent goes back by itself.
-        let is_current = link.epoch == self.pool.epoch.load(Ordering::SeqCst) && !link.is_old();
-        if is_ours && is_ready && is_current && !link.client.is_closed() {
-            self.pool.idle().push(link);
+        let Some(connection) = self.connection.take() else { return };
+        let is_ours = matches!(connection.client, ClientHandle::Owned(..));
+        let is_ready = self.pool.is_pooled() || !connection.prepared.is_empty();
+        // A lent client returns by itself when it is dropped.
+        let is_current =
+            connection.epoch == self.pool.epoch.load(Ordering::SeqCst) && !connection.is_old();
+        if is_ours && is_ready && is_current && !connection.client.is_closed() {
+            self.pool.idle().push(connection);
         }
     }
 }
 
-impl Drop for Lease<'_> {
+impl Drop for ConnectionGuard<'_> {
     fn drop(&mut self) {
-        // Not all answers have come: nobody may use it any more.
-        if let Some(Link { client: Handle::Theirs(client), .. }) = self.link.take() {
+        // Not all answers have come, so the connection must not be reused.
+        if let Some(PooledConnection { client: ClientHandle::External(client), .. }) =
+            self.connection.take()
+        {
             client.discard();
         }
     }

@@ -1,9 +1,8 @@
-//! The statements. Each operation is a few of them in one transaction, sent at once.
+//! The SQL statements. An operation is one or two of them in one transaction, sent at once.
 //!
-//! The order of locks is that of decision 023: acquire reads first, then takes the advisory lock of
-//! the key, then the row. Every statement sees what was committed before it began (`READ
-//! COMMITTED`), so what is read by the statement after a wait is current, and the clock is read after
-//! the wait too.
+//! The order of locks is that of ADR 023: acquire reads first, then takes the key's advisory lock,
+//! then the row. Every statement sees what was committed before it began (`READ COMMITTED`), so the
+//! statement after a wait reads current data, and reads the clock after the wait.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -13,11 +12,11 @@ use tokio_postgres::types::{IsNull, ToSql, Type};
 
 use super::names::Names;
 
-/// A parameter as the driver takes it.
+/// A parameter for the driver.
 pub(super) type Parameter<'a> = &'a (dyn ToSql + Sync);
 
-/// A parameter of ours. The driver logs parameters by their `Debug`, so this one shows none: there are
-/// keys and lock ids among them.
+/// The value of a parameter. The driver logs parameters by their `Debug`, so this one hides them:
+/// there are keys and lock ids among them.
 #[derive(Clone, Copy)]
 pub(super) enum Value<'a> {
     Text(&'a str),
@@ -44,7 +43,7 @@ impl ToSql for Value<'_> {
         }
     }
 
-    /// Which of them is a question of the value, not of its type.
+    /// Accepts every type, because what fits depends on the variant; `to_sql_checked` checks it.
     fn accepts(_kind: &Type) -> bool {
         true
     }
@@ -59,8 +58,9 @@ impl ToSql for Value<'_> {
     }
 }
 
-/// A statement and the types of its parameters, which are fixed: a value that could not be encoded
-/// would be left out, and the rest committed without it.
+/// A statement and the types of its parameters. They are fixed, because a statement whose
+/// parameters cannot be encoded is not sent, and the rest of its transaction would be committed
+/// without it.
 #[derive(Clone, Debug)]
 pub(super) struct Sql {
     pub(super) text: String,
@@ -70,10 +70,10 @@ pub(super) struct Sql {
 /// All statements of one pair of tables.
 #[derive(Clone, Debug)]
 pub(super) struct Statements {
-    pub(super) turn: Sql,
-    pub(super) take: Sql,
+    pub(super) lock_key: Sql,
+    pub(super) acquire: Sql,
     pub(super) release: Sql,
-    pub(super) turn_by_id: Sql,
+    pub(super) lock_key_by_id: Sql,
     pub(super) extend: Sql,
     pub(super) by_key: Sql,
     pub(super) by_id: Sql,
@@ -85,7 +85,7 @@ pub(super) struct Statements {
 /// The server's clock, in milliseconds.
 const NOW: &str = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 
-/// What a lock of ours has; other data is never changed.
+/// What a valid lock has; other rows are never changed.
 const SENSIBLE: &str = "fence ~ '^[0-9]{15}$'";
 
 macro_rules! sql {
@@ -94,7 +94,7 @@ macro_rules! sql {
     };
 }
 
-/// Puts the names of the tables into a statement, and what several of them share.
+/// Fills in the names of the tables and the expressions that statements share.
 fn fill(statement: &str, [locks, fences]: &[String; 2]) -> String {
     statement
         .replace("{locks}", locks)
@@ -107,9 +107,9 @@ impl Statements {
     pub(super) fn new(names: &Names) -> Self {
         let names = &[names.locks.quoted(), names.fences.quoted()];
         Self {
-            turn: sql!("sql/turn.sql", names, [Type::TEXT]),
-            take: sql!(
-                "sql/take.sql",
+            lock_key: sql!("sql/lock_key.sql", names, [Type::TEXT]),
+            acquire: sql!(
+                "sql/acquire.sql",
                 names,
                 [
                     Type::TEXT,
@@ -126,7 +126,7 @@ impl Statements {
                 names,
                 [Type::TEXT, Type::INT8, Type::INT4, Type::INT4]
             ),
-            turn_by_id: sql!("sql/turn_by_id.sql", names, [Type::TEXT]),
+            lock_key_by_id: sql!("sql/lock_key_by_id.sql", names, [Type::TEXT]),
             extend: sql!("sql/extend.sql", names, [Type::TEXT, Type::INT8, Type::INT8]),
             by_key: sql!("sql/by_key.sql", names, [Type::TEXT]),
             by_id: sql!("sql/by_id.sql", names, [Type::TEXT]),
@@ -136,13 +136,13 @@ impl Statements {
         }
     }
 
-    /// In the order in which a connection keeps them.
+    /// Returns all statements, in the order in which a connection keeps them.
     pub(super) fn all(&self) -> [&Sql; 10] {
         [
-            &self.turn,
-            &self.take,
+            &self.lock_key,
+            &self.acquire,
             &self.release,
-            &self.turn_by_id,
+            &self.lock_key_by_id,
             &self.extend,
             &self.by_key,
             &self.by_id,
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_are_not_shown() {
+    fn debug_hides_parameters() {
         let texts = ["canary".to_owned()];
         let values =
             [Value::Text("canary"), Value::Texts(&texts), Value::Int4(4711), Value::Int8(4711)];
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_another_type_than_its_place_is_refused() {
+    fn a_value_of_the_wrong_type_is_refused() {
         let mut out = BytesMut::new();
         assert!(Value::Text("x").to_sql_checked(&Type::TEXT, &mut out).is_ok());
         assert!(Value::Text("x").to_sql_checked(&Type::INT8, &mut out).is_err());

@@ -1,4 +1,4 @@
-//! TLS as libpq's `sslmode` says it.
+//! TLS, with the meaning of libpq's `sslmode`.
 
 use std::sync::Arc;
 
@@ -16,17 +16,17 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use crate::common::crypto;
 use crate::common::error::{Error, ErrorCode, Result};
 
-/// What is asked of the server's side.
+/// Whether to use TLS, and how to verify the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SslMode {
     Disable,
-    /// TLS if the server offers it; whoever sits between can prevent it.
+    /// TLS if the server offers it; an attacker in the middle can prevent it.
     Prefer,
-    /// TLS, with whomever.
+    /// TLS with any server; with a root certificate, the same as `VerifyCa`.
     Require,
-    /// TLS with a server that somebody trusted vouches for.
+    /// TLS with a server whose certificate is signed by a trusted authority.
     VerifyCa,
-    /// The same, and its name must be the one that was asked for.
+    /// The same, and the certificate must be for the host in the URL.
     VerifyFull,
 }
 
@@ -38,13 +38,13 @@ impl SslMode {
             "require" => Ok(Self::Require),
             "verify-ca" => Ok(Self::VerifyCa),
             "verify-full" => Ok(Self::VerifyFull),
-            _ => {
-                Err(Error::invalid("sslmode is disable, prefer, require, verify-ca or verify-full"))
-            }
+            _ => Err(Error::invalid(
+                "invalid sslmode; expected disable, prefer, require, verify-ca or verify-full",
+            )),
         }
     }
 
-    /// As far as the driver knows it.
+    /// Returns the closest mode that the driver knows.
     pub(super) fn of_driver(self) -> tokio_postgres::config::SslMode {
         match self {
             Self::Disable => tokio_postgres::config::SslMode::Disable,
@@ -56,7 +56,7 @@ impl SslMode {
     }
 }
 
-/// PEM files that belong to TLS.
+/// The contents of the PEM files for TLS.
 #[derive(Clone, Default)]
 pub(super) struct Files {
     pub(super) root: Option<Vec<u8>>,
@@ -64,16 +64,14 @@ pub(super) struct Files {
     pub(super) key: Option<Vec<u8>>,
 }
 
-/// What connects with TLS in this mode.
+/// Creates the TLS connector for a mode.
 pub(super) fn connector(mode: SslMode, files: &Files) -> Result<MakeRustlsConnect> {
     let provider = crypto::provider();
-    let unreadable = |what: &str| Error::invalid(format!("{what} is no PEM file of that kind"));
+    let unreadable = |what: &str| Error::invalid(format!("{what} must be a valid PEM file"));
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
-        .map_err(|_cause| {
-            Error::invalid("the process's provider of cryptography has no version of TLS")
-        })?;
-    // Without a root certificate `require` asks nothing, as libpq has it.
+        .map_err(|_cause| Error::invalid("the crypto provider supports neither TLS 1.2 nor 1.3"))?;
+    // Without a root certificate `require` verifies nothing, as in libpq.
     let asks_nothing = match mode {
         SslMode::Disable | SslMode::Prefer => true,
         SslMode::Require => files.root.is_none(),
@@ -87,8 +85,11 @@ pub(super) fn connector(mode: SslMode, files: &Files) -> Result<MakeRustlsConnec
         let inner = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider))
             .build()
             .map_err(|_cause| {
-                Error::new(ErrorCode::ServiceUnavailable, "there are no trusted root certificates")
-                    .without_effect()
+                Error::new(
+                    ErrorCode::ServiceUnavailable,
+                    "there are no trusted root certificates; set sslrootcert",
+                )
+                .without_effect()
             })?;
         if mode == SslMode::VerifyFull {
             builder.dangerous().with_custom_certificate_verifier(inner)
@@ -106,12 +107,12 @@ pub(super) fn connector(mode: SslMode, files: &Files) -> Result<MakeRustlsConnec
             builder.with_client_auth_cert(chain, key).map_err(|_cause| unreadable("sslcert"))?
         }
         (None, None) => builder.with_no_client_auth(),
-        _ => return Err(Error::invalid("\"sslcert\" and \"sslkey\" go together")),
+        _ => return Err(Error::invalid("set both \"sslcert\" and \"sslkey\", or neither")),
     };
     Ok(MakeRustlsConnect::new(config))
 }
 
-/// The certificates that are trusted: of the file, or of this machine.
+/// Returns the trusted root certificates: those of the file, or of this machine.
 fn roots(file: Option<&[u8]>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let Some(file) = file else {
@@ -120,12 +121,12 @@ fn roots(file: Option<&[u8]>) -> Result<RootCertStore> {
     };
     for certificate in CertificateDer::pem_slice_iter(file) {
         let added = certificate.ok().and_then(|certificate| roots.add(certificate).ok());
-        added.ok_or_else(|| Error::invalid("sslrootcert is no PEM file of certificates"))?;
+        added.ok_or_else(|| Error::invalid("sslrootcert must be a valid PEM file"))?;
     }
     Ok(roots)
 }
 
-/// Asks less than everything: nothing at all, or only who vouches for the server.
+/// Verifies less than the whole certificate: nothing, or only who signed it.
 #[derive(Debug)]
 struct Verifier {
     inner: Option<Arc<WebPkiServerVerifier>>,

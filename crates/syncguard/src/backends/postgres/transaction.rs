@@ -1,4 +1,4 @@
-//! A transaction that is sent at once and answered at once: one round trip.
+//! Transactions that are sent at once, in one round trip.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use tokio_postgres::Row;
 use super::driver::drive;
 use super::error;
 use super::error::Remedy;
-use super::pool::{Lease, Pool, Urgency};
+use super::pool::{ConnectionGuard, Pool, Urgency};
 use super::statements::{Sql, Value};
 use crate::common::error::Result;
 
 /// A statement and its parameters.
 pub(super) type Step<'a> = (&'a Sql, &'a [Value<'a>]);
 
-/// Raises `synchronous_commit` where it would let a grant be forgotten; never lowers it.
+/// Raises `synchronous_commit` where a crash could lose a grant; never lowers it.
 macro_rules! keep_grants {
     ($is_local:literal) => {
         concat!(
@@ -27,19 +27,23 @@ macro_rules! keep_grants {
     };
 }
 
-/// Whether a session began with the settings that it was to begin with. A pooler may have let them
-/// pass and forgotten them.
+/// Returns a row if the session began with our settings. A pooler may accept and drop them.
 pub(super) const IS_OURS: &str =
     "SELECT FROM (SELECT) AS one WHERE current_setting('plan_cache_mode') = 'force_generic_plan'";
 
-/// For a session of our own.
+/// For our own session.
 pub(super) const KEEP_GRANTS: &str = keep_grants!(false);
 /// For one transaction.
 const KEEP_GRANT: &str = keep_grants!(true);
 
-/// What a session of ours begins with, so that its transactions need not say it: the isolation, how
-/// long the server may take, so that a statement whose client has given up does not wait for ever,
-/// and that no statement is planned twice, because none has a better plan for some keys. A pooler refuses such words, and is noticed by that.
+/// Returns the settings with which our own sessions begin, so that transactions need not set them:
+///
+/// * the isolation level;
+/// * how long the server may take, so that a statement whose client has given up does not wait
+///   forever;
+/// * that no statement is planned twice, because no key has a better plan than the others.
+///
+/// A pooler refuses such settings, and is detected by that.
 pub(super) fn session_options(limit: Duration) -> String {
     let [lock_ms, limit_ms] = limits(limit);
     format!(
@@ -49,7 +53,7 @@ pub(super) fn session_options(limit: Duration) -> String {
     )
 }
 
-/// The same for one transaction, where sessions are shared with strangers.
+/// Returns the same for one transaction, in sessions that are shared with other clients.
 fn opening(limit: Duration) -> String {
     let [lock_ms, limit_ms] = limits(limit);
     format!(
@@ -58,16 +62,17 @@ fn opening(limit: Duration) -> String {
     )
 }
 
-/// Waiting for a lock ends first, so that it can be told from a slow statement. Zero would be none.
+/// Returns the timeouts for locks and for statements. That for locks is shorter, to distinguish it
+/// from a slow statement. Zero would mean no timeout.
 fn limits(limit: Duration) -> [u128; 2] {
     let limit_ms = limit.as_millis().max(1);
     [(limit_ms * 4 / 5).max(1), limit_ms]
 }
 
-/// Runs one or two statements in one transaction; answers with the rows of each.
+/// Runs one or two statements in one transaction, and returns the rows of each.
 ///
-/// A connection goes back to the pool only when all answers have come; when this is dropped or takes
-/// too long, it is closed.
+/// The connection returns to the pool only if all answers have come. If the call is dropped or
+/// takes too long, the connection is closed.
 pub(super) async fn run(
     pool: &Pool,
     urgency: Urgency,
@@ -75,40 +80,40 @@ pub(super) async fn run(
 ) -> Result<[Vec<Row>; 2]> {
     let mut has_tried = false;
     loop {
-        let mut lease = pool.get(urgency).await?;
-        // The server gives up first, and says why.
+        let mut connection = pool.get(urgency).await?;
+        // The server gives up first, and reports why.
         let limit = pool.response_timeout() + Duration::from_millis(500);
-        let mut driver = lease.take_driver();
-        let attempt = drive(driver.as_mut(), attempt(&lease, pool, steps));
+        let mut driver = connection.take_driver();
+        let attempt = drive(driver.as_mut(), attempt(&connection, pool, steps));
         let answer = tokio::time::timeout(limit, attempt).await;
-        lease.put_driver_back(driver);
+        connection.put_driver_back(driver);
         match answer {
-            // The server would have given up before, and said so: the path to it has died.
+            // The server would have given up and reported it, so the path to it is dead.
             Err(_elapsed) => {
-                pool.replace_all(lease);
+                pool.replace_all(connection);
                 return Err(error::timeout());
             }
             Ok(None) => return Err(error::lost()),
             Ok(Some(Ok(rows))) => {
-                lease.give_back();
+                connection.give_back();
                 return Ok(rows);
             }
             Ok(Some(Err(cause))) => {
                 let is_first = !std::mem::replace(&mut has_tried, true);
                 match error::remedy(&cause) {
-                    // The transaction is over, so the connection is as good as before.
-                    Remedy::None => lease.give_back(),
-                    // Nothing was done. With new statements, or without any, it will be.
+                    // The transaction is over, and the connection still works.
+                    Remedy::None => connection.give_back(),
+                    // Nothing was done. Try again with new prepared statements, or without any.
                     Remedy::PrepareAgain if is_first => {
-                        pool.replace_all(lease);
+                        pool.replace_all(connection);
                         continue;
                     }
                     Remedy::PrepareNothing if is_first => {
                         pool.note_pooler();
                         continue;
                     }
-                    Remedy::FindPrimary | Remedy::PrepareAgain => pool.note_read_only(lease),
-                    // Dropped, it is closed.
+                    Remedy::FindPrimary | Remedy::PrepareAgain => pool.note_read_only(connection),
+                    // The connection is closed when it is dropped.
                     Remedy::Replace | Remedy::PrepareNothing => {}
                 }
                 return Err(error::map(&cause));
@@ -118,36 +123,36 @@ pub(super) async fn run(
 }
 
 async fn attempt(
-    lease: &Lease<'_>,
+    connection: &ConnectionGuard<'_>,
     pool: &Pool,
     [first, second]: [Option<Step<'_>>; 2],
 ) -> Result<[Vec<Row>; 2], tokio_postgres::Error> {
     if second.is_none() && !pool.is_pooled() {
-        // A statement alone is a transaction.
-        return Ok([run_step(lease, first).await?, Vec::new()]);
+        // A single statement is a transaction by itself.
+        return Ok([run_step(connection, first).await?, Vec::new()]);
     }
     let opening = if pool.is_pooled() { &opening(pool.response_timeout()) } else { "BEGIN" };
-    // In this order, and all before the first answer.
+    // All are sent in this order, before the first answer.
     let (begun, first, second, committed) = tokio::join!(
         biased;
-        lease.client().batch_execute(opening),
-        run_step(lease, first),
-        run_step(lease, second),
-        lease.client().batch_execute("COMMIT"),
+        connection.client().batch_execute(opening),
+        run_step(connection, first),
+        run_step(connection, second),
+        connection.client().batch_execute("COMMIT"),
     );
     begun?;
-    // A statement that failed has undone everything, whatever the end says.
+    // A failed statement has rolled back everything, whatever COMMIT returns.
     let rows = [first?, second?];
     committed?;
     Ok(rows)
 }
 
 async fn run_step(
-    lease: &Lease<'_>,
+    connection: &ConnectionGuard<'_>,
     step: Option<Step<'_>>,
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
     match step {
-        Some((sql, values)) => lease.query(sql, values).await,
+        Some((sql, values)) => connection.query(sql, values).await,
         None => Ok(Vec::new()),
     }
 }

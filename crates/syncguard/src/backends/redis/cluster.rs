@@ -1,43 +1,43 @@
-//! The node of a Cluster that has our slot, as the nodes know it.
+//! Finds the node of a Cluster that owns our slot.
 
 use std::sync::Arc;
 
 use redis::{ConnectionInfo, FromRedisValue, RedisResult, Value};
 
 use super::survey::{Answer, survey};
-use super::topology::{Finder, at};
+use super::topology::{Resolver, at};
 use crate::common::error::{Error, Result};
 
 use super::error;
 
-/// Asks the nodes for the one that has our slot. A node that is cut off from the majority says that
-/// the Cluster is down, and its epoch stays behind, so another one outranks it.
+/// Asks the nodes which one owns our slot. A node that is isolated from the majority reports that
+/// the Cluster is down, and its epoch stays behind, so another node outranks it.
 pub(super) async fn find(
-    finder: &Arc<Finder>,
+    resolver: &Arc<Resolver>,
     nodes: &[ConnectionInfo],
 ) -> RedisResult<ConnectionInfo> {
     let mut all = nodes.to_vec();
-    all.extend(finder.known());
+    all.extend(resolver.known());
     let mut seen = std::collections::HashSet::new();
     all.retain(|node| seen.insert(node.addr().to_string()));
     let ask = |node: ConnectionInfo| {
-        let finder = Arc::clone(finder);
-        async move { ask_node(&finder, &node).await }
+        let resolver = Arc::clone(resolver);
+        async move { ask_node(&resolver, &node).await }
     };
-    let found = survey(all, finder.patience(), ask).await?;
+    let found = survey(all, resolver.node_timeout(), ask).await?;
     Ok(found.server)
 }
 
-/// Asks one node who has our slot.
-async fn ask_node(finder: &Finder, node: &ConnectionInfo) -> RedisResult<Answer> {
-    let mut asked = finder.open(node, finder.connection_config()).await?;
+/// Asks one node which node owns our slot.
+async fn ask_node(resolver: &Resolver, node: &ConnectionInfo) -> RedisResult<Answer> {
+    let mut asked = resolver.open(node, resolver.connection_config()).await?;
     let mut cluster = redis::cmd("CLUSTER");
-    let slot: u16 = cluster.arg("KEYSLOT").arg(finder.name()).query_async(&mut asked).await?;
+    let slot: u16 = cluster.arg("KEYSLOT").arg(resolver.name()).query_async(&mut asked).await?;
     let slots: Vec<Slots> = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut asked).await?;
     let info = redis::cmd("CLUSTER").arg("INFO").query_async::<String>(&mut asked).await;
     let info = match info {
         Ok(info) => info,
-        // A user who may not ask takes every node at its word.
+        // If the user may not ask for the state, every node is trusted.
         Err(cause) if cause.code().is_some() => String::new(),
         Err(cause) => return Err(cause),
     };
@@ -51,17 +51,18 @@ async fn ask_node(finder: &Finder, node: &ConnectionInfo) -> RedisResult<Answer>
     let is_usable = is_up && server.is_some();
     if is_usable {
         let nodes = slots.iter().flat_map(|slots| &slots.nodes);
-        finder.remember(nodes.map(|(host, port)| at(node, host, *port)).collect());
+        resolver.remember(nodes.map(|(host, port)| at(node, host, *port)).collect());
     }
     let server = server.map_or_else(|| node.clone(), |(host, port)| at(node, host, *port));
     Ok(Answer { server, rank: (u64::from(is_usable), epoch), is_usable })
 }
 
-/// A range of slots and the nodes that have it, the primary first.
+/// A range of slots and the nodes that serve it, the primary first.
 struct Slots {
     first: u16,
     last: u16,
-    /// A host is empty when the node does not know its own name: it is the one that was asked.
+    /// Host and port. The host is empty if the node does not know its own name; it is then the node
+    /// that was asked.
     nodes: Vec<(String, u16)>,
 }
 
@@ -73,7 +74,7 @@ impl FromRedisValue for Slots {
         let (first, last) = (u16::from_redis_value(next())?, u16::from_redis_value(next())?);
         let node = |value| {
             let mut node = Vec::<Value>::from_redis_value(value)?;
-            // What follows host and port is not for us, and grows from version to version.
+            // The fields after host and port are not needed and differ between versions.
             node.truncate(2);
             let (host, port) = Node::from_redis_value(Value::Array(node))?;
             Ok((host.unwrap_or_default(), port))
@@ -83,14 +84,14 @@ impl FromRedisValue for Slots {
     }
 }
 
-/// Whether all names that begin with this prefix are in one slot of a Cluster: whether it holds a
+/// Returns whether all names with this prefix are in one slot of a Cluster, because it contains a
 /// tag in braces.
 pub(super) fn has_tag(prefix: &str) -> bool {
     let tag = prefix.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     tag.is_some_and(|(tag, _)| !tag.is_empty())
 }
 
-/// Refuses names that would be in different slots.
+/// Returns an error if names with this prefix would be in different slots.
 pub(super) fn refuse_without_tag(prefix: &str) -> Result<()> {
     if has_tag(prefix) {
         return Ok(());
@@ -109,7 +110,7 @@ mod tests {
     #[test]
     fn tags() {
         for prefix in ["{a}", "shop:{a}", "{a}:shop", "x{}y{a}z}"] {
-            // The first pair of braces counts; an empty one is no tag.
+            // The first pair of braces counts; an empty one is not a tag.
             assert_eq!(has_tag(prefix), !prefix.contains("{}"), "{prefix}");
         }
         for prefix in ["", "shop", "{", "}", "{}", "}{", "{}{a}"] {

@@ -1,21 +1,29 @@
-//! What can be chosen about the Redis backend.
+//! The configuration of the Redis backend.
 
 use std::fmt;
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
-use redis::{Client, ProtocolVersion, TlsCertificates};
+use redis::{
+    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
+    RedisConnectionInfo, TlsCertificates,
+};
 use unicode_normalization::UnicodeNormalization;
 
 use super::cluster;
 use super::connection::SharedConnection;
+use super::error;
+use super::names::Names;
+use super::sentinel::Sentinel;
 use super::topology::Topology;
-use super::url;
 use crate::common::error::{Error, Result};
 use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::common::network_options::{NetworkOptions, network_setters};
 use crate::common::storage_key::KeySpace;
+use crate::common::url_options::UrlOptions;
 
-/// What can be chosen about a [`RedisBackend`](super::RedisBackend).
+/// The configuration of a [`RedisBackend`](super::RedisBackend).
 ///
 /// ```
 /// use std::time::Duration;
@@ -28,237 +36,305 @@ use crate::common::storage_key::KeySpace;
 /// ```
 #[derive(Clone)]
 pub struct RedisConfig {
-    pub(super) target: Target,
+    pub(super) source: ConnectionSource,
     pub(super) certificates: Option<TlsCertificates>,
     prefix: String,
     pub(super) replicas: Option<(u32, Duration)>,
-    pub(super) connect_timeout: Duration,
-    pub(super) response_timeout: Duration,
-    pub(super) cleanup_in_is_locked: bool,
+    pub(super) network: NetworkOptions,
 }
 
 impl RedisConfig {
-    /// The prefix that records have unless told otherwise.
+    /// The default prefix of record names.
     pub const DEFAULT_PREFIX: &'static str = "syncguard";
-    /// The longest name of a record, in bytes.
+    /// The maximum length of a record name, in bytes.
     pub const LIMIT_BYTES: usize = 1000;
-    /// What is kept free of it: `":id:"` and a lock id.
+    /// How many of these bytes are reserved for `":id:"` and a lock id.
     pub const RESERVE_BYTES: usize = 26;
 
-    /// How long replicas have to confirm a lock, when a URL does not say it.
+    /// How long replicas may take to confirm a lock, if the URL does not set it.
     pub(super) const DEFAULT_REPLICA_TIMEOUT: Duration = Duration::from_millis(500);
 
-    /// A server by its URL.
+    /// Creates a configuration from a URL.
     ///
-    /// | URL | |
+    /// | URL | connects to |
     /// |---|---|
-    /// | `redis://user:password@host:6379/0` | one server, TCP |
-    /// | `rediss://host:6379/0` | the same with TLS |
-    /// | `redis+unix:///path?db=0&user=u&pass=p` | a socket |
-    /// | `redis+sentinel://user:password@host:26379,host:26379/service/0` | the primary of a service |
-    /// | `redis+cluster://user:password@host:7000,host:7001` | a Cluster; the prefix needs a `{tag}` |
+    /// | `redis://user:password@host:6379/0` | one server over TCP |
+    /// | `rediss://host:6379/0` | one server over TLS |
+    /// | `redis+unix:///path?db=0&user=u&pass=p` | one server over a Unix socket |
+    /// | `redis+sentinel://user:password@host:26379,host:26379/service/0` | a service's primary |
+    /// | `redis+cluster://user:password@host:7000,host:7001` | a Cluster; the prefix has a tag |
     ///
-    /// `rediss+sentinel` and `rediss+cluster` are the same with TLS. Options in the query: `prefix`,
+    /// `rediss+sentinel` and `rediss+cluster` use TLS. Options in the query: `prefix`,
     /// `connect_timeout_ms`, `response_timeout_ms`, `cleanup_in_is_locked`, `wait_for_replicas`,
     /// `wait_for_replicas_ms`, `tls_ca`, `tls_cert`, `tls_key` (files), `sentinel_user`,
     /// `sentinel_password`. An unknown option is an error.
     ///
-    /// The message of the error does not repeat the URL, which may hold a password.
+    /// Error messages do not repeat the URL, which may contain a password.
     pub fn from_url(url: &str) -> Result<Self> {
-        url::parse(url)
+        parse_url(url)
     }
 
-    /// A client of the caller's own. It connects anew: once for locks, once more for wake-ups.
+    /// Opens new connections with the settings of your own client: one for locks, and one for
+    /// notifications once a task waits.
     ///
-    /// If the client brings certificates, only the driver can read them. Its TLS takes the provider
-    /// of cryptography from the process; `connect` installs ring if there is none.
+    /// If the client has certificates, only the driver can read them, and its TLS needs a default
+    /// crypto provider of the process; `connect` installs ring if there is none.
     #[must_use]
     pub fn from_client(client: &Client) -> Self {
         let info = client.get_connection_info();
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let info = info.clone().set_redis_settings(settings);
-        Self::new(Target::Ours(Box::new(Topology::Single(info))))
+        Self::new(ConnectionSource::Owned(Box::new(Topology::Single(info))))
     }
 
-    /// A connection of the caller's own, used as it is: with its timeouts, its retries and its way
-    /// of connecting again. Waiters poll, because nothing can be subscribed to on it.
+    /// Uses your own connection as it is, with its timeouts, retries and reconnection. Waiters
+    /// poll, because the backend cannot subscribe on it.
     ///
-    /// Retries of a cluster connection must be off: a release that is repeated answers that there
-    /// was nothing to release.
+    /// Turn off the retries of a cluster connection: a repeated release reports that there was
+    /// nothing to release.
     #[must_use]
     pub fn from_connection<C>(connection: C) -> Self
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::new(Target::Theirs(SharedConnection::new(connection)))
+        Self::new(ConnectionSource::External(SharedConnection::new(connection)))
     }
 
-    pub(super) fn new(target: Target) -> Self {
+    pub(super) fn new(source: ConnectionSource) -> Self {
         Self {
-            target,
+            source,
             certificates: None,
             prefix: Self::DEFAULT_PREFIX.to_owned(),
             replicas: None,
-            connect_timeout: Duration::from_secs(2),
-            response_timeout: Duration::from_secs(2),
-            cleanup_in_is_locked: false,
+            network: NetworkOptions::new(Duration::from_secs(2)),
         }
     }
 
-    /// Trusts a root certificate of one's own, or shows a certificate to the server. Without, the
-    /// machine's root certificates are trusted.
+    /// Sets the root certificate to trust, and the client certificate to show to the server. By
+    /// default, the machine's root certificates are trusted.
     #[must_use]
     pub fn certificates(mut self, certificates: TlsCertificates) -> Self {
         self.certificates = Some(certificates);
         self
     }
 
-    /// Grants a lock only when so many replicas have confirmed it within this time; otherwise it is
-    /// undone and the acquire fails with [`ServiceUnavailable`](crate::ErrorCode). If the undo fails
-    /// too, the error [may have taken effect](crate::Error::may_have_taken_effect), and a
-    /// [`Locker`](crate::Locker) goes on undoing.
+    /// Grants a lock only if this many replicas confirm it within `timeout`. Otherwise the lock is
+    /// undone and the acquire fails with [`ServiceUnavailable`](crate::ErrorCode). If the undo
+    /// fails too, the error [may have taken effect](crate::Error::may_have_taken_effect), and a
+    /// [`Locker`](crate::Locker) keeps undoing.
     ///
-    /// It costs a second round trip per acquire, on a few connections of its own. It narrows what a
-    /// failover can lose; it does not make a failover safe, because the replica that is promoted
-    /// need not be one that confirmed.
+    /// Each acquire costs a second round trip, on a few separate connections. This reduces what a
+    /// failover can lose but does not make it safe: the promoted replica need not be one that
+    /// confirmed.
     #[must_use]
     pub fn wait_for_replicas(mut self, replicas: u32, timeout: Duration) -> Self {
         self.replicas = Some((replicas, timeout));
         self
     }
 
-    /// What the names of all records begin with, in Unicode NFC: another form is normalized here,
-    /// as keys are. Two prefixes on one server must not be such that one followed by a colon begins
-    /// the other.
+    /// Sets the prefix of all record names. It is normalized to Unicode NFC, as keys are. Of two
+    /// prefixes on one server, neither may begin with the other and a colon.
     #[must_use]
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into().nfc().collect();
         self
     }
 
-    /// How long connecting may take. Two seconds unless told otherwise.
-    #[must_use]
-    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = timeout;
-        self
-    }
+    network_setters!("2 seconds by default.", "2 seconds by default.");
 
-    /// How long an answer may take. Two seconds unless told otherwise.
-    #[must_use]
-    pub fn response_timeout(mut self, timeout: Duration) -> Self {
-        self.response_timeout = timeout;
-        self
-    }
-
-    /// Lets `is_locked` delete a record that expired more than two seconds ago, in the background.
-    /// Off by default; fence counters stay in any case.
-    ///
-    /// On Redis this deletes nothing that this library or the TypeScript implementation wrote:
-    /// the server itself removes such a record two seconds after its expiry at the latest. It only
-    /// removes records that something else has made permanent or given a longer life.
-    #[must_use]
-    pub fn cleanup_in_is_locked(mut self, enabled: bool) -> Self {
-        self.cleanup_in_is_locked = enabled;
-        self
-    }
-
-    /// What the records of a key are called, for people who look into the store.
+    /// Returns the names of a key's records, for people who inspect the store.
     pub(crate) fn explain(&self, key: &Key) -> Result<Vec<(&'static str, String)>> {
+        self.validate()?;
         let names = self.names()?;
         let lock_key = names.lock_key(key)?;
         let fence_key = names.space.fence_key(&lock_key)?;
-        let index = names.space.index_key(&crate::LockId::parse("AAAAAAAAAAAAAAAAAAAAAA")?)?;
+        let index = names.space.index_key(&LockId::parse("AAAAAAAAAAAAAAAAAAAAAA")?)?;
         let index = index.replace("AAAAAAAAAAAAAAAAAAAAAA", "<lock id>");
         Ok(vec![("lock", lock_key), ("index", index), ("fence", fence_key)])
     }
 
-    /// The names of this prefix; refuses a prefix whose names could be taken for fence counters.
-    pub(super) fn names(&self) -> Result<Names> {
+    /// Checks the configuration before anything is sent.
+    pub(super) fn validate(&self) -> Result<()> {
         if self.prefix.contains("fence:") || self.prefix.ends_with("fence") {
             return Err(Error::invalid(
                 "prefix must not contain \"fence:\" or end with \"fence\": its locks could be \
-                 taken for fence counters",
+                 mistaken for fence counters",
             ));
         }
-        if self.connect_timeout.is_zero() || self.response_timeout.is_zero() {
-            return Err(Error::invalid("timeouts must be positive"));
-        }
+        self.network.validate()?;
         if let Some((replicas, timeout)) = self.replicas {
             if replicas == 0 || timeout < Duration::from_millis(1) {
-                return Err(Error::invalid("wait_for_replicas needs a replica and a millisecond"));
-            }
-            if matches!(self.target, Target::Theirs(_)) {
                 return Err(Error::invalid(
-                    "wait_for_replicas needs connections of its own; use from_client or from_url",
+                    "wait_for_replicas must be at least 1, with a timeout of at least 1 ms",
+                ));
+            }
+            if matches!(self.source, ConnectionSource::External(_)) {
+                return Err(Error::invalid(
+                    "wait_for_replicas does not work with from_connection; use from_client or \
+                     from_url",
                 ));
             }
         }
-        let space = KeySpace::new(self.prefix.as_str(), Self::LIMIT_BYTES, Self::RESERVE_BYTES)?;
-        let reserved = match space.prefix() {
-            "" => "fence:".to_owned(),
-            prefix => format!("fence:{prefix}:"),
-        };
-        if matches!(&self.target, Target::Ours(topology) if topology.is_cluster()) {
-            cluster::refuse_without_tag(space.prefix())?;
+        let names = self.names()?;
+        if matches!(&self.source, ConnectionSource::Owned(topology) if topology.is_cluster()) {
+            cluster::refuse_without_tag(names.space.prefix())?;
         }
-        // A prefix so long that not even an index key fits is refused now, not at every lock.
-        space.index_key(&crate::LockId::parse("AAAAAAAAAAAAAAAAAAAAAA")?)?;
-        Ok(Names { space, reserved })
+        Ok(())
+    }
+
+    /// Returns the names of the records. Fails if the prefix leaves no room for them.
+    pub(super) fn names(&self) -> Result<Names> {
+        Names::new(KeySpace::new(self.prefix.as_str(), Self::LIMIT_BYTES, Self::RESERVE_BYTES)?)
     }
 }
 
 impl fmt::Debug for RedisConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Where the server is may hold a password.
+        // The source may contain a password.
         f.debug_struct("RedisConfig")
             .field("prefix", &self.prefix)
-            .field("connect_timeout", &self.connect_timeout)
-            .field("response_timeout", &self.response_timeout)
+            .field("network", &self.network)
             .finish_non_exhaustive()
     }
 }
 
-/// What to talk to.
+/// Where connections come from.
 #[derive(Clone)]
-pub(super) enum Target {
+pub(super) enum ConnectionSource {
     /// Connections that this backend opens.
-    Ours(Box<Topology>),
+    Owned(Box<Topology>),
     /// A connection that the caller has opened.
-    Theirs(SharedConnection),
+    External(SharedConnection),
 }
 
-/// The names of one prefix.
-#[derive(Clone, Debug)]
-pub(super) struct Names {
-    pub(super) space: KeySpace,
-    /// User keys that begin with this would be another key's fence counter.
-    reserved: String,
-}
+const OPTIONS: &str = "prefix, connect_timeout_ms, response_timeout_ms, cleanup_in_is_locked, \
+                       tls_ca, tls_cert, tls_key, wait_for_replicas, wait_for_replicas_ms, \
+                       sentinel_user, sentinel_password";
 
-impl Names {
-    /// Where the lock of `key` is stored, unless the key is reserved.
-    pub(super) fn lock_key(&self, key: &Key) -> Result<String> {
-        if key.as_str().starts_with(&self.reserved) {
-            return Err(Error::invalid(
-                "keys that begin with \"fence:\" and the prefix are reserved for fence counters",
-            )
-            .with_key(key));
-        }
-        self.space.lock_key(key)
-    }
-
-    /// What the names of all records look like, for `SCAN`.
-    pub(super) fn pattern(&self) -> String {
-        let mut pattern = String::new();
-        for letter in self.space.prefix().chars() {
-            if matches!(letter, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
-                pattern.push('\\');
+/// Parses a URL. Error messages do not repeat it, because it may contain a password.
+fn parse_url(url: &str) -> Result<RedisConfig> {
+    let (address, mut options) = UrlOptions::split(url)?;
+    let (scheme, rest) = address.split_once("://").ok_or_else(no_url)?;
+    let (scheme, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
+    let topology = match kind {
+        "cluster" => {
+            let nodes = hosts(scheme, rest, 6379)?;
+            if nodes.iter().any(|node| node.redis_settings().db() != 0) {
+                return Err(Error::invalid(
+                    "a Redis Cluster has no databases; remove the database from the URL",
+                ));
             }
-            pattern.push(letter);
+            Topology::Cluster(nodes)
         }
-        let separator = if pattern.is_empty() { "" } else { ":" };
-        pattern + separator + "*"
+        "sentinel" => Topology::Sentinel(sentinel(scheme, rest, &mut options)?),
+        _ => Topology::Single(single(address, &mut options)?),
+    };
+    let mut config = RedisConfig::new(ConnectionSource::Owned(Box::new(topology)));
+    if let Some(prefix) = options.take("prefix")? {
+        config = config.prefix(prefix);
     }
+    config.network.take(&mut options)?;
+    let replicas = options.take_as::<u32>("wait_for_replicas", "a number of replicas")?;
+    let node_timeout = options.take_millis("wait_for_replicas_ms")?;
+    if node_timeout.is_some() && replicas.is_none() {
+        return Err(Error::invalid("\"wait_for_replicas_ms\" requires \"wait_for_replicas\""));
+    }
+    if let Some(replicas) = replicas {
+        let node_timeout = node_timeout.unwrap_or(RedisConfig::DEFAULT_REPLICA_TIMEOUT);
+        config = config.wait_for_replicas(replicas, node_timeout);
+    }
+    if let Some(certificates) = certificates(&mut options)? {
+        config = config.certificates(certificates);
+    }
+    options.finish(OPTIONS)?;
+    Ok(config)
+}
+
+fn no_url() -> Error {
+    Error::invalid("not a Redis URL; expected redis://host:6379/0")
+}
+
+fn info(url: impl IntoConnectionInfo) -> Result<ConnectionInfo> {
+    let info =
+        url.into_connection_info().map_err(|cause| no_url().with_source(error::cause(&cause)))?;
+    let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+    Ok(info.set_redis_settings(settings))
+}
+
+/// Parses the URL of one server. On a socket the login and the database are options, as in the
+/// driver's URLs.
+fn single(address: &str, options: &mut UrlOptions) -> Result<ConnectionInfo> {
+    let server = info(address)?;
+    let mut settings = server.redis_settings().clone();
+    if matches!(server.addr(), ConnectionAddr::Unix(_)) {
+        if let Some(database) = options.take_as("db", "a database number")? {
+            settings = settings.set_db(database);
+        }
+        if let Some(user) = options.take("user")? {
+            settings = settings.set_username(user);
+        }
+        if let Some(password) = options.take("pass")? {
+            settings = settings.set_password(password);
+        }
+    }
+    Ok(server.set_redis_settings(settings))
+}
+
+/// Splits `login@host,host/path`.
+fn authority(rest: &str) -> (&str, &str, &str) {
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let (login, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
+    (login, hosts, path)
+}
+
+/// Parses several hosts that share a scheme, login and path.
+fn hosts(scheme: &str, rest: &str, default_port: u16) -> Result<Vec<ConnectionInfo>> {
+    let (login, hosts, path) = authority(rest);
+    let node = |host: &str| {
+        let has_port = host.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']'));
+        let port = if has_port { String::new() } else { format!(":{default_port}") };
+        info(format!("{scheme}://{login}@{host}{port}/{path}"))
+    };
+    hosts.split(',').map(node).collect()
+}
+
+/// Parses `login@sentinel,sentinel/service/database`; the login is for the primary.
+fn sentinel(scheme: &str, rest: &str, options: &mut UrlOptions) -> Result<Sentinel> {
+    let (login_of_primary, addresses, path) = authority(rest);
+    let (service, database) = path.split_once('/').unwrap_or((path, ""));
+    if service.is_empty() {
+        return Err(Error::invalid(
+            "the URL has no Sentinel service; expected redis+sentinel://host:26379/service/0",
+        ));
+    }
+    let mut login = RedisConnectionInfo::default();
+    if let Some(user) = options.take("sentinel_user")? {
+        login = login.set_username(user);
+    }
+    if let Some(password) = options.take("sentinel_password")? {
+        login = login.set_password(password);
+    }
+    let sentinels = hosts(scheme, addresses, 26379)?;
+    let primary = info(format!("{scheme}://{login_of_primary}@primary/{database}"))?;
+    Ok(Sentinel {
+        nodes: sentinels.into_iter().map(|node| node.set_redis_settings(login.clone())).collect(),
+        service: service.to_owned(),
+        primary: primary.redis_settings().clone(),
+    })
+}
+
+/// Reads the certificates from the files that the options name.
+fn certificates(options: &mut UrlOptions) -> Result<Option<TlsCertificates>> {
+    let mut read = |name| options.take_file(name);
+    let (root_cert, client_cert, client_key) =
+        (read("tls_ca")?, read("tls_cert")?, read("tls_key")?);
+    let client_tls = match (client_cert, client_key) {
+        (Some(client_cert), Some(client_key)) => Some(ClientTlsConfig { client_cert, client_key }),
+        (None, None) => None,
+        _ => return Err(Error::invalid("set both \"tls_cert\" and \"tls_key\", or neither")),
+    };
+    let is_given = root_cert.is_some() || client_tls.is_some();
+    Ok(is_given.then_some(TlsCertificates { client_tls, root_cert }))
 }
 
 #[cfg(test)]
@@ -269,5 +345,68 @@ mod tests {
     fn a_prefix_is_normalized_when_it_is_configured() {
         let config = RedisConfig::from_url("redis://h?prefix=cafe%CC%81").expect("a URL");
         assert_eq!(config.names().expect("valid").space.prefix(), "caf\u{e9}");
+    }
+
+    fn topology(url: &str) -> Topology {
+        match parse_url(url).expect(url).source {
+            ConnectionSource::Owned(topology) => *topology,
+            ConnectionSource::External(_) => unreachable!("from a URL"),
+        }
+    }
+
+    #[test]
+    fn cluster_and_sentinel_urls_have_several_hosts() {
+        let Topology::Cluster(nodes) =
+            topology("rediss+cluster://me:p%40@a:7000,[::1]:7001,c/?prefix=%7Bx%7D")
+        else {
+            panic!("a cluster");
+        };
+        let shown: Vec<_> = nodes.iter().map(|node| node.addr().to_string()).collect();
+        assert_eq!(shown, ["a:7000", "::1:7001", "c:6379"]);
+        assert!(nodes.iter().all(|node| node.redis_settings().password() == Some("p@")));
+        let Topology::Sentinel(found) =
+            topology("redis+sentinel://:secret@a,b:26380/shop/3?sentinel_password=other")
+        else {
+            panic!("sentinels");
+        };
+        assert_eq!(found.service, "shop");
+        assert_eq!(found.primary.db(), 3);
+        assert_eq!(found.primary.password(), Some("secret"));
+        let logins = found.nodes.iter().map(|node| node.redis_settings().password());
+        assert!(logins.into_iter().all(|password| password == Some("other")));
+        let shown: Vec<_> = found.nodes.iter().map(|node| node.addr().to_string()).collect();
+        assert_eq!(shown, ["a:26379", "b:26380"]);
+    }
+
+    #[test]
+    fn sockets_take_their_login_from_the_options() {
+        let Topology::Single(info) = topology("redis+unix:///run/redis.sock?db=2&pass=x") else {
+            panic!("one server");
+        };
+        assert_eq!(info.redis_settings().db(), 2);
+        assert_eq!(info.redis_settings().password(), Some("x"));
+    }
+
+    #[test]
+    fn invalid_urls_are_refused_without_repeating_them() {
+        for url in [
+            "",
+            "canary",
+            "redis:canary",
+            "redis://canary:6379/x",
+            "redis://h/0?canary=1",
+            "redis://h/0?tls_ca=/canary/nowhere",
+            "redis://h/0?tls_cert=/dev/null",
+            "redis://h/0?connect_timeout_ms=canary",
+            "redis+cluster://h:7000/canary",
+            "redis+cluster://h:7000/1",
+            "redis+sentinel://canary",
+            "http://canary/",
+        ] {
+            let error = parse_url(url).expect_err(url);
+            assert_eq!(error.code(), crate::common::error::ErrorCode::InvalidArgument, "{url}");
+            let shown = format!("{error}");
+            assert!(!shown.contains("canary"), "{shown}");
+        }
     }
 }

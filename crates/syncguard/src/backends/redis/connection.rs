@@ -1,4 +1,4 @@
-//! The one connection that all locks share.
+//! The connection that all locks share.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,26 +11,26 @@ use tokio::time::{Instant, timeout};
 
 use super::error;
 use super::scripts::{Argument, Script};
-use super::topology::Finder;
+use super::topology::Resolver;
 use crate::common::backoff::{random_fraction, reconnect_delay};
 use crate::common::error::Result;
 
-/// Where commands are sent.
-pub(super) enum Line {
-    Ours(MultiplexedConnection),
-    Theirs(SharedConnection),
+/// A connection to send commands on.
+pub(super) enum CommandSink {
+    Owned(MultiplexedConnection),
+    External(SharedConnection),
 }
 
-impl Line {
+impl CommandSink {
     pub(super) async fn send(&mut self, command: Cmd) -> RedisResult<Value> {
         match self {
-            Self::Ours(connection) => command.query_async(connection).await,
-            Self::Theirs(connection) => (connection.send)(command).await?.extract_error(),
+            Self::Owned(connection) => command.query_async(connection).await,
+            Self::External(connection) => (connection.send)(command).await?.extract_error(),
         }
     }
 }
 
-/// A connection of the caller's own, of whatever type.
+/// The caller's own connection, with its type erased.
 #[derive(Clone)]
 pub(super) struct SharedConnection {
     database: i64,
@@ -53,12 +53,12 @@ impl SharedConnection {
     }
 }
 
-/// The connection for all locks: ours, or the caller's own, which looks after itself.
+/// The connection for all locks: ours, or the caller's own, which reconnects by itself.
 pub(super) enum Connection {
-    Ours(Multiplexed),
-    Theirs {
+    Owned(Multiplexed),
+    External {
         connection: SharedConnection,
-        /// For what no lock needs; locks have the connection's own timeouts.
+        /// For calls that no lock needs; locks use the connection's own timeouts.
         inspection_timeout: Duration,
     },
 }
@@ -73,16 +73,17 @@ impl Connection {
         arguments: &[Argument<'_>],
     ) -> Result<Value> {
         match self {
-            Self::Ours(connection) => connection.run(operation, script, keys, arguments).await,
-            Self::Theirs { connection, .. } => {
-                let mut line = Line::Theirs(connection.clone());
-                let answer = script.run(&mut line, keys, arguments).await;
+            Self::Owned(connection) => connection.run(operation, script, keys, arguments).await,
+            Self::External { connection, .. } => {
+                let mut sink = CommandSink::External(connection.clone());
+                let answer = script.run(&mut sink, keys, arguments).await;
                 answer.map_err(|cause| error::map(&cause, operation))
             }
         }
     }
 
-    /// Runs a script, unless its keys are at two nodes while their slot moves: then nothing.
+    /// Runs a script. Returns `None`, and changes nothing, if its keys are on two nodes while their
+    /// slot moves.
     pub(super) async fn run_together(
         &self,
         operation: &'static str,
@@ -91,30 +92,30 @@ impl Connection {
         arguments: &[Argument<'_>],
     ) -> Result<Option<Value>> {
         match self {
-            Self::Ours(connection) => {
+            Self::Owned(connection) => {
                 connection.drive(operation, script, keys, arguments, true).await
             }
-            Self::Theirs { .. } => self.run(operation, script, keys, arguments).await.map(Some),
+            Self::External { .. } => self.run(operation, script, keys, arguments).await.map(Some),
         }
     }
 
-    /// The number of the connection in use.
+    /// Returns the number of the connection in use.
     pub(super) fn generation(&self) -> u64 {
         match self {
-            Self::Ours(connection) => connection.shared.state().generation,
-            Self::Theirs { .. } => 0,
+            Self::Owned(connection) => connection.shared.state().generation,
+            Self::External { .. } => 0,
         }
     }
 
-    /// Gives a connection up that did not answer in time, unless that has been done already. The
-    /// caller's own looks after itself.
+    /// Replaces a connection that did not answer in time, unless another call has replaced it. The
+    /// caller's own connection is kept.
     pub(super) fn distrust(&self, generation: u64) {
-        if let Self::Ours(connection) = self {
+        if let Self::Owned(connection) = self {
             connection.replace(generation);
         }
     }
 
-    /// Runs a script that no lock needs, with a deadline also on a connection that has none.
+    /// Runs a script that no lock needs, with a deadline even on a connection that has none.
     pub(super) async fn inspect(
         &self,
         operation: &'static str,
@@ -124,20 +125,22 @@ impl Connection {
     ) -> Result<Value> {
         let answer = self.run(operation, script, keys, arguments);
         match self {
-            Self::Ours(_) => answer.await,
-            Self::Theirs { inspection_timeout, .. } => timeout(*inspection_timeout, answer)
+            Self::Owned(_) => answer.await,
+            Self::External { inspection_timeout, .. } => timeout(*inspection_timeout, answer)
                 .await
                 .unwrap_or_else(|_elapsed| Err(error::timeout(operation))),
         }
     }
 
-    /// Sends a command that is no script and that no lock needs.
+    /// Sends a plain command that no lock needs.
     pub(super) async fn ask(&self, command: Cmd) -> RedisResult<Value> {
         match self {
-            Self::Ours(connection) => Line::Ours(connection.link().await?.1).send(command).await,
-            Self::Theirs { connection, inspection_timeout } => {
-                let mut line = Line::Theirs(connection.clone());
-                timeout(*inspection_timeout, line.send(command))
+            Self::Owned(connection) => {
+                CommandSink::Owned(connection.link().await?.1).send(command).await
+            }
+            Self::External { connection, inspection_timeout } => {
+                let mut sink = CommandSink::External(connection.clone());
+                timeout(*inspection_timeout, sink.send(command))
                     .await
                     .unwrap_or_else(|_elapsed| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
             }
@@ -145,67 +148,66 @@ impl Connection {
     }
 }
 
-/// A multiplexed connection to the server in charge. It connects again by itself, once for all who
-/// wait for it.
+/// A multiplexed connection to the server in charge. It reconnects by itself, once for all callers.
 ///
-/// A call that was under way is never repeated, unless the server said that it did nothing because
-/// another server is in charge, or may be. A connection that failed, or on which an answer did not come in time, is replaced: a
-/// late answer is nobody's any more.
+/// A call in progress is never repeated, unless the server reports that it did nothing because
+/// another server is in charge, or may be. A connection that failed, or on which an answer did not
+/// come in time, is replaced, and late answers on it are discarded.
 pub(super) struct Multiplexed {
-    shared: Arc<Shared>,
+    shared: Arc<MultiplexedInner>,
 }
 
-struct Shared {
-    finder: Arc<Finder>,
+struct MultiplexedInner {
+    resolver: Arc<Resolver>,
     state: Mutex<State>,
-    /// To the node that imports our slot, and its address. One call at a time: `ASKING` is about
-    /// the next command on its connection.
+    /// The connection to the node that imports our slot, and its address. It serves one call at a
+    /// time, because `ASKING` applies to the next command on the connection.
     importing: tokio::sync::Mutex<Option<(String, MultiplexedConnection)>>,
 }
 
 struct State {
-    /// Counts connections, so that nobody replaces one that he has not used.
+    /// Counts connections, so that a call replaces only the connection that it used.
     generation: u64,
-    /// Failures to connect, in a row.
+    /// The number of failures to connect in a row.
     failures: u32,
-    link: Link,
+    link: ConnectionState,
 }
 
-enum Link {
-    Up {
+enum ConnectionState {
+    Connected {
         connection: MultiplexedConnection,
         since: Instant,
     },
-    /// Somebody is connecting; all who need it wait for the same.
-    Coming(watch::Receiver<Option<RedisResult<MultiplexedConnection>>>),
-    Down,
+    /// A task is connecting; all callers wait for it.
+    Connecting(watch::Receiver<Option<RedisResult<MultiplexedConnection>>>),
+    Disconnected,
 }
 
 /// What an error means for the connection and for the call.
 enum Remedy {
-    /// The call is over, the connection is fine.
+    /// The call fails; the connection is kept.
     None,
-    /// The call is over, and so is the connection.
+    /// The call fails; the connection is replaced.
     Replace,
-    /// Nothing was done, because this server is not in charge; another may be.
+    /// Nothing was done: this server is not in charge, another may be.
     Redirect,
-    /// Nothing was done, because this server cannot serve now; another may be in charge by now.
+    /// Nothing was done: this server cannot serve now, another may be in charge by now.
     Search,
-    /// Nothing was done, because the keys are at the node that imports the slot, or will be.
+    /// Nothing was done: the keys are on the node that imports the slot, or will be.
     Ask,
-    /// Nothing was done, because some of the keys are at one node and some at another.
+    /// Nothing was done: some of the keys are on one node and some on another.
     Wait,
 }
 
 impl Multiplexed {
     /// Connects.
-    pub(super) async fn open(finder: Arc<Finder>) -> Result<Self> {
-        let state = State { generation: 0, failures: 0, link: Link::Down };
+    pub(super) async fn open(resolver: Arc<Resolver>) -> Result<Self> {
+        let state = State { generation: 0, failures: 0, link: ConnectionState::Disconnected };
         let (state, importing) = (Mutex::new(state), tokio::sync::Mutex::default());
-        let connection = Self { shared: Arc::new(Shared { finder, state, importing }) };
+        let connection = Self { shared: Arc::new(MultiplexedInner { resolver, state, importing }) };
         match connection.link().await {
             Ok(_) => Ok(connection),
-            Err(cause) if is_full(&connection.shared.finder, &cause).await => Err(error::full()),
+            Err(cause) if is_full(&connection.shared.resolver, &cause).await => Err(error::full()),
             Err(cause) => Err(error::refused(&cause, error::CONNECT)),
         }
     }
@@ -221,8 +223,8 @@ impl Multiplexed {
         answer.ok_or_else(|| error::unexpected_response(operation))
     }
 
-    /// Runs a script at whichever server is in charge. Keys that are at two nodes are waited for, or
-    /// answered with nothing at once if the caller can do without.
+    /// Runs a script on the server in charge. If its keys are on two nodes, waits until they are on
+    /// one, or returns `None` at once if they `may_be_apart`.
     async fn drive(
         &self,
         operation: &'static str,
@@ -237,11 +239,11 @@ impl Multiplexed {
         loop {
             let (generation, link) =
                 self.link().await.map_err(|cause| error::refused(&cause, operation))?;
-            let mut answer = script.run(&mut Line::Ours(link), keys, arguments).await;
+            let mut answer = script.run(&mut CommandSink::Owned(link), keys, arguments).await;
             if let Err(cause) = &answer
                 && matches!(self.remedy(cause), Remedy::Ask)
             {
-                // Rare ways are boxed, here and in the operations: the future of a call is small.
+                // Rare paths are boxed, here and in the operations, to keep the future small.
                 answer = Box::pin(self.ask_the_importer(cause, script, keys, arguments))
                     .await
                     .map_err(|cause| error::refused(&cause, operation))?;
@@ -270,7 +272,7 @@ impl Multiplexed {
                 }
                 Remedy::Ask | Remedy::Wait => {
                     let since = *moving_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() < self.shared.finder.response_timeout() {
+                    if since.elapsed() < self.shared.resolver.response_timeout() {
                         tokio::time::sleep(SLOT_DELAY.mul_f64(random_fraction())).await;
                         continue;
                     }
@@ -281,22 +283,22 @@ impl Multiplexed {
     }
 
     fn remedy(&self, cause: &RedisError) -> Remedy {
-        let has_others = self.shared.finder.has_others();
+        let has_others = self.shared.resolver.has_others();
         match cause.code() {
             Some("MOVED" | "READONLY") if has_others => Remedy::Redirect,
             Some("NOREPLICAS" | "CLUSTERDOWN" | "MASTERDOWN") if has_others => Remedy::Search,
             Some("ASK") if has_others => Remedy::Ask,
             Some("TRYAGAIN") if has_others => Remedy::Wait,
-            // After a READONLY the same address may lead to another server by now.
+            // After READONLY, the same address may lead to another server by now.
             None | Some("NOAUTH" | "WRONGPASS" | "READONLY" | "MASTERDOWN") => Remedy::Replace,
             Some(_) => Remedy::None,
         }
     }
 
-    /// Runs a script at the node that imports our slot. `ASK` says that none of the keys is at the
-    /// node that has the slot, and none can come to be there; so whatever exists of them is here.
+    /// Runs a script on the node that imports our slot. `ASK` means that none of the keys is on the
+    /// node that owns the slot, and none can be created there, so those that exist are here.
     ///
-    /// The outer error is about what came before the script: nothing was done.
+    /// The outer error comes from before the script: nothing was done.
     async fn ask_the_importer(
         &self,
         redirection: &RedisError,
@@ -307,63 +309,65 @@ impl Multiplexed {
         let Some((address, _slot)) = redirection.redirect_node() else {
             return Err(redirection.clone());
         };
-        let limit = self.shared.finder.response_timeout();
+        let limit = self.shared.resolver.response_timeout();
         let Ok(mut importing) = timeout(limit, self.shared.importing.lock()).await else {
             return Err(io::Error::from(io::ErrorKind::TimedOut).into());
         };
-        // Put back only after its last answer: dropped or failed half-way, it is closed.
+        // Put back only after its last answer: if this call fails or is dropped, it is closed.
         let connection = match importing.take() {
             Some((known, connection)) if known == address => connection,
-            _ => self.shared.finder.connect_to(address).await?,
+            _ => self.shared.resolver.connect_to(address).await?,
         };
-        let mut line = Line::Ours(connection.clone());
-        match line.send(redis::cmd("ASKING")).await {
-            // A user who may not ask there waits until the slot has moved.
+        let mut sink = CommandSink::Owned(connection.clone());
+        match sink.send(redis::cmd("ASKING")).await {
+            // A user who may not send ASKING waits until the slot has moved.
             Err(cause) if cause.code().is_some() => return Ok(Err(redirection.clone())),
             answer => answer?,
         };
-        let answer = script.run_asked(&mut line, keys, arguments).await;
+        let answer = script.run_asked(&mut sink, keys, arguments).await;
         if answer.as_ref().err().is_none_or(|cause| cause.code().is_some()) {
             *importing = Some((address.to_owned(), connection));
         }
         Ok(answer)
     }
 
-    /// Whether it is time to look for the server in charge again: not right after the last time, or
-    /// a server that cannot serve would be searched for by every call.
+    /// Returns whether to look for the server in charge again: not right after the last time, or
+    /// every call to a server that cannot serve would start a search.
     fn may_search(&self, generation: u64) -> bool {
         const INTERVAL: Duration = Duration::from_millis(500);
         let state = self.shared.state();
         match &state.link {
-            Link::Up { since, .. } if state.generation == generation => since.elapsed() >= INTERVAL,
-            // Somebody has done so.
+            ConnectionState::Connected { since, .. } if state.generation == generation => {
+                since.elapsed() >= INTERVAL
+            }
+            // Another call has replaced the connection.
             _ => true,
         }
     }
 
-    /// The connection and its number. Connects when there is none, once for all who ask.
+    /// Returns the connection and its number. Connects if there is none, once for all callers.
     async fn link(&self) -> RedisResult<(u64, MultiplexedConnection)> {
-        let (generation, mut coming) = {
+        let (generation, mut connecting) = {
             let mut state = self.shared.state();
-            let coming = match &state.link {
-                Link::Up { connection, .. } => {
+            let connecting = match &state.link {
+                ConnectionState::Connected { connection, .. } => {
                     return Ok((state.generation, connection.clone()));
                 }
-                Link::Coming(coming) => coming.clone(),
-                Link::Down => {
-                    let (sender, coming) = watch::channel(None);
-                    // In a task, so that a caller who leaves takes nobody's connection with him.
+                ConnectionState::Connecting(connecting) => connecting.clone(),
+                ConnectionState::Disconnected => {
+                    let (sender, connecting) = watch::channel(None);
+                    // In a task, so that a caller that is dropped does not stop it for the others.
                     let shared = Arc::clone(&self.shared);
                     tokio::spawn(shared.connect(reconnect_delay(state.failures), sender));
-                    state.link = Link::Coming(coming.clone());
-                    coming
+                    state.link = ConnectionState::Connecting(connecting.clone());
+                    connecting
                 }
             };
-            (state.generation, coming)
+            (state.generation, connecting)
         };
-        let outcome = match coming.wait_for(Option::is_some).await {
+        let outcome = match connecting.wait_for(Option::is_some).await {
             Ok(outcome) => outcome.clone(),
-            // Its runtime has ended; whoever comes next connects in theirs.
+            // The runtime of that task has ended; the next caller connects in its own.
             Err(_closed) => None,
         };
         let connected = outcome.unwrap_or_else(|| {
@@ -373,17 +377,17 @@ impl Multiplexed {
         connected.map(|connection| (generation, connection))
     }
 
-    /// Gives a connection up, unless somebody has done so already.
+    /// Drops a connection, unless another call has already done so.
     fn replace(&self, generation: u64) {
         let mut state = self.shared.state();
         if state.generation == generation {
             state.generation += 1;
-            state.link = Link::Down;
+            state.link = ConnectionState::Disconnected;
         }
     }
 }
 
-impl Shared {
+impl MultiplexedInner {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -394,27 +398,31 @@ impl Shared {
         done: watch::Sender<Option<RedisResult<MultiplexedConnection>>>,
     ) {
         tokio::time::sleep(delay).await;
-        let connected = self.finder.connect(self.finder.connection_config()).await;
+        let connected = self.resolver.connect(self.resolver.connection_config()).await;
         {
             let mut state = self.state();
             (state.failures, state.link) = match &connected {
-                Ok(connection) => {
-                    (0, Link::Up { connection: connection.clone(), since: Instant::now() })
-                }
-                Err(_) => (state.failures.saturating_add(1), Link::Down),
+                Ok(connection) => (
+                    0,
+                    ConnectionState::Connected {
+                        connection: connection.clone(),
+                        since: Instant::now(),
+                    },
+                ),
+                Err(_) => (state.failures.saturating_add(1), ConnectionState::Disconnected),
             };
         }
         done.send_replace(Some(connected));
     }
 }
 
-/// Whether connecting failed because the server has as many clients as it allows. Such a server says
-/// so at once and closes, before the driver has asked anything; the driver only sees that the
-/// connection was closed. Its code is only `ERR`, so here the words decide.
-async fn is_full(finder: &Finder, cause: &RedisError) -> bool {
+/// Returns whether connecting failed because the server has reached `maxclients`. Such a server
+/// sends an error and closes before the driver sends anything, so the driver only sees a closed
+/// connection. The error has no code but `ERR`, so its text decides.
+async fn is_full(resolver: &Resolver, cause: &RedisError) -> bool {
     if cause.code().is_some() || cause.is_timeout() || cause.is_connection_refusal() {
         return false;
     }
-    let greeting = finder.greeting().await;
+    let greeting = resolver.greeting().await;
     greeting.is_some_and(|text| text.starts_with("-ERR max number of clients reached"))
 }

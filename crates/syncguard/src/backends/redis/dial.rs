@@ -1,7 +1,7 @@
-//! Opens connections: TCP, TLS or a Unix socket.
+//! Opens connections over TCP, TLS or a Unix socket.
 //!
-//! The driver could open them too, but its TLS takes the provider of cryptography from the process
-//! and reads the machine's certificates each time.
+//! The driver could open them too, but its TLS uses the process's default crypto provider and reads
+//! the machine's certificates every time.
 
 use std::io;
 use std::sync::Arc;
@@ -28,17 +28,17 @@ pub(super) struct Dialer {
 }
 
 impl Dialer {
-    /// Reads the certificates, once; nothing is sent.
+    /// Reads the certificates once; sends nothing.
     pub(super) fn new(is_tls: bool, certificates: Option<&TlsCertificates>) -> Result<Self> {
         let tls = match (is_tls, certificates) {
             (false, None) => None,
-            (false, Some(_)) => return Err(Error::invalid("certificates need a rediss:// URL")),
+            (false, Some(_)) => return Err(Error::invalid("certificates require a rediss:// URL")),
             (true, certificates) => Some(TlsConnector::from(Arc::new(tls(certificates)?))),
         };
         Ok(Self { tls })
     }
 
-    /// Opens a connection and logs in. Takes as long as it takes; the caller sets the limit.
+    /// Opens a connection and logs in. It has no timeout; the caller sets one.
     pub(super) async fn open(
         &self,
         server: &ConnectionInfo,
@@ -51,13 +51,13 @@ impl Dialer {
         let stream = self.stream(server.addr()).await?;
         let (connection, driver) =
             MultiplexedConnection::new_with_config(server.redis_settings(), stream, config).await?;
-        // It ends with the last clone of the connection, also when answers are outstanding, or with
-        // the stream.
+        // The task ends with the last clone of the connection, even if answers are outstanding, or
+        // with the stream.
         tokio::spawn(driver);
         Ok(connection)
     }
 
-    /// Opens the stream beneath a connection.
+    /// Opens the stream for a connection.
     pub(super) async fn stream(&self, address: &ConnectionAddr) -> RedisResult<Box<dyn Stream>> {
         match address {
             ConnectionAddr::Tcp(host, port) => Ok(Box::new(tcp(host, *port).await?)),
@@ -72,18 +72,18 @@ impl Dialer {
             ConnectionAddr::Unix(path) => {
                 Ok(Box::new(tokio::net::UnixStream::connect(path).await?))
             }
-            _ => Err((ErrorKind::InvalidClientConfig, "no such kind of address").into()),
+            _ => Err((ErrorKind::InvalidClientConfig, "unsupported kind of address").into()),
         }
     }
 }
 
-/// Whether a client of the caller's own brings certificates. Only the driver can read them, so it
-/// opens these connections, with the process's provider of cryptography.
+/// Returns whether the caller's own client has certificates. Only the driver can read them, so it
+/// opens these connections, with the process's default crypto provider.
 pub(super) fn has_own_tls(server: &ConnectionInfo) -> bool {
     matches!(server.addr(), ConnectionAddr::TcpTls { tls_params: Some(_), .. })
 }
 
-/// The same server without the certificates that a client brings.
+/// Returns the same server without the certificates of the caller's client.
 pub(super) fn without_own_tls(server: ConnectionInfo) -> ConnectionInfo {
     match server.addr().clone() {
         ConnectionAddr::TcpTls { host, port, insecure, .. } => {
@@ -93,7 +93,7 @@ pub(super) fn without_own_tls(server: ConnectionInfo) -> ConnectionInfo {
     }
 }
 
-/// Connects to whichever address of the host answers first.
+/// Connects to the address of the host that answers first.
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let mut attempts = JoinSet::new();
     for address in tokio::net::lookup_host((host, port)).await? {
@@ -114,7 +114,7 @@ async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
 }
 
 fn tls(certificates: Option<&TlsCertificates>) -> Result<ClientConfig> {
-    let unreadable = |what: &str| Error::invalid(format!("{what} is not a PEM file of that kind"));
+    let unreadable = |what: &str| Error::invalid(format!("{what} must be a valid PEM file"));
     let mut roots = RootCertStore::empty();
     match certificates.and_then(|certificates| certificates.root_cert.as_deref()) {
         None => {
@@ -132,7 +132,7 @@ fn tls(certificates: Option<&TlsCertificates>) -> Result<ClientConfig> {
     }
     let builder = ClientConfig::builder_with_provider(crypto::provider())
         .with_safe_default_protocol_versions()
-        .map_err(|_cause| Error::invalid("the provider of cryptography has no TLS 1.2 or 1.3"))?
+        .map_err(|_cause| Error::invalid("the crypto provider supports neither TLS 1.2 nor 1.3"))?
         .with_root_certificates(roots);
     let Some(own) = certificates.and_then(|certificates| certificates.client_tls.as_ref()) else {
         return Ok(builder.with_no_client_auth());
@@ -147,7 +147,7 @@ fn tls(certificates: Option<&TlsCertificates>) -> Result<ClientConfig> {
         .map_err(|_cause| unreadable("the client certificate (tls_cert)"))
 }
 
-/// What a connection can run over.
+/// A stream that a connection can use.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}

@@ -1,4 +1,4 @@
-//! What goes wrong with Redis, in our words: by code, never by the text of a message.
+//! Maps errors of Redis and its driver to ours: by code, never by the text of a message.
 
 use std::error::Error as StdError;
 use std::io;
@@ -8,10 +8,10 @@ use redis::{ErrorKind, RedisError};
 
 use crate::common::error::{Cause, Error, ErrorCode};
 
-/// The operation during which most things go wrong.
+/// The operation name for errors while connecting.
 pub(super) const CONNECT: &str = "connect";
 
-/// The server's code, or what kind of trouble the driver saw.
+/// Returns the server's error code, or the driver's error category.
 pub(super) fn cause(error: &RedisError) -> Cause {
     Cause(match error.code() {
         Some(code) => format!("the server answered {code}"),
@@ -19,7 +19,7 @@ pub(super) fn cause(error: &RedisError) -> Cause {
     })
 }
 
-/// Our error for one of the driver's.
+/// Maps an error of the driver.
 pub(super) fn map(error: &RedisError, operation: &'static str) -> Error {
     let (code, message, reached_the_store) = classify(error);
     let mapped =
@@ -27,106 +27,122 @@ pub(super) fn map(error: &RedisError, operation: &'static str) -> Error {
     if reached_the_store { mapped } else { mapped.without_effect() }
 }
 
-/// Our error for a connection that could not be made. Nothing was sent that could take effect.
+/// Maps an error while connecting. Nothing was sent that could take effect.
 pub(super) fn refused(error: &RedisError, operation: &'static str) -> Error {
     let refused = match (error.code(), classify(error)) {
-        // The only commands so far were those of logging in and of choosing the database.
+        // The only commands so far log in and select the database.
         (Some(_), (ErrorCode::Internal, ..)) => Error::new(
             ErrorCode::InvalidArgument,
-            "Redis refused the connection as configured; check the number of the database (and \
-             the right to SELECT it), the user and the password in the URL",
+            "Redis refused the connection as configured; check the database number (and the \
+             permission to SELECT it), the user and the password in the URL",
         ),
         (_, (code, message, _)) => Error::new(code, message),
     };
     refused.with_operation("redis", operation).with_source(cause(error)).without_effect()
 }
 
-/// The code, the message, and whether the operation may have taken effect.
+/// Returns the code, the message, and whether the operation may have taken effect.
 fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
     use ErrorCode::{
         AuthFailed, Internal, InvalidArgument, NetworkTimeout, RateLimited, ServiceUnavailable,
     };
     match error.code() {
-        Some("NOAUTH" | "WRONGPASS") => (AuthFailed, "redis refused the credentials", false),
+        Some("NOAUTH" | "WRONGPASS") => {
+            (AuthFailed, "Redis refused the credentials; check the user and the password", false)
+        }
         Some("NOPERM") => (
             AuthFailed,
-            "the redis user lacks a right; docs/specs/redis.md lists those that are enough",
+            "the Redis user lacks a permission; run ACL LOG on the server to see which one",
             false,
         ),
-        Some("OOM") => (RateLimited, "redis is out of memory", false),
-        Some("READONLY") => {
-            (ServiceUnavailable, "this redis is a read-only replica; connect to the primary", false)
-        }
+        Some("OOM") => (RateLimited, "Redis is out of memory; raise maxmemory", false),
+        Some("READONLY") => (
+            ServiceUnavailable,
+            "this Redis server is a read-only replica; connect to the primary",
+            false,
+        ),
         Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN") => (
             ServiceUnavailable,
-            "the slot of these locks is moving or down; is this a Cluster \
-             that was connected to as one server? (redis+cluster://)",
+            "the Cluster slot of these locks is moving or down; try again, and use a \
+             redis+cluster:// URL for a Cluster",
             false,
         ),
         Some("LOADING" | "BUSY" | "MASTERDOWN" | "NOREPLICAS" | "MISCONF") => {
-            (ServiceUnavailable, "redis is not ready to serve this now", false)
+            (ServiceUnavailable, "Redis cannot serve this request now; try again", false)
         }
-        Some("WRONGTYPE") => {
-            (InvalidArgument, "another kind of data is stored where the lock belongs", false)
-        }
-        Some("CROSSSLOT") => {
-            (InvalidArgument, "the keys of a lock are in different slots of a cluster", false)
-        }
-        Some(_) => (Internal, "redis refused the script", true),
+        Some("WRONGTYPE") => (
+            InvalidArgument,
+            "data of another type is stored where the lock belongs; use another key or prefix",
+            false,
+        ),
+        Some("CROSSSLOT") => (
+            InvalidArgument,
+            "the records of a lock are in different Cluster slots; use a prefix with a tag in \
+             braces, such as \"{locks}\"",
+            false,
+        ),
+        Some(_) => (Internal, "Redis refused the script", true),
         None => match error.kind() {
-            ErrorKind::AuthenticationFailed => (AuthFailed, "redis refused the credentials", false),
-            ErrorKind::InvalidClientConfig | ErrorKind::RESP3NotSupported => {
-                (InvalidArgument, "this redis cannot be used as configured", false)
-            }
+            ErrorKind::AuthenticationFailed => (
+                AuthFailed,
+                "Redis refused the credentials; check the user and the password",
+                false,
+            ),
+            ErrorKind::InvalidClientConfig | ErrorKind::RESP3NotSupported => (
+                InvalidArgument,
+                "cannot connect to Redis as configured; check the URL and the server's version",
+                false,
+            ),
             ErrorKind::MasterNameNotFoundBySentinel => (
                 ServiceUnavailable,
-                "the sentinels name no primary of this service now; if that lasts, check its name",
+                "Sentinel knows no primary for this service; try again, and check the service name",
                 false,
             ),
             _ if error.is_connection_refusal() => {
-                (ServiceUnavailable, "redis refused the connection; is it running there?", false)
+                (ServiceUnavailable, "Redis refused the connection; is it running there?", false)
             }
             _ if is_tls_failure(error) => (
                 ServiceUnavailable,
-                "no TLS with redis: its certificate is not trusted, or not for this host (tls_ca)",
+                "the TLS handshake with Redis failed: its certificate is not trusted or not for \
+                 this host; check tls_ca",
                 false,
             ),
-            _ if error.is_timeout() => (NetworkTimeout, "redis did not answer in time", true),
+            _ if error.is_timeout() => (NetworkTimeout, "Redis did not answer in time", true),
             ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
                 (Internal, "Redis sent an unexpected response", true)
             }
-            _ => (ServiceUnavailable, "the connection to redis was lost", true),
+            _ => (ServiceUnavailable, "the connection to Redis was lost", true),
         },
     }
 }
 
-/// Whether TLS was refused, by us or by the server.
+/// Returns whether the TLS handshake failed, on our side or the server's.
 fn is_tls_failure(error: &RedisError) -> bool {
-    type Shared = Arc<dyn StdError + Send + Sync>;
-    let cause = StdError::source(error).and_then(|cause| cause.downcast_ref::<Shared>());
+    type RedisInner = Arc<dyn StdError + Send + Sync>;
+    let cause = StdError::source(error).and_then(|cause| cause.downcast_ref::<RedisInner>());
     let cause = cause.and_then(|cause| cause.downcast_ref::<io::Error>()?.get_ref());
     matches!(cause, Some(cause) if cause.is::<rustls::Error>())
 }
 
-/// The server takes no more clients.
+/// Creates the error for a server that has reached `maxclients`.
 pub(super) fn full() -> Error {
     Error::new(ErrorCode::RateLimited, "Redis refused the connection: maxclients reached")
         .with_operation("redis", CONNECT)
 }
 
-/// No answer came in time.
+/// Creates the error for an answer that did not come in time.
 pub(super) fn timeout(operation: &'static str) -> Error {
-    Error::new(ErrorCode::NetworkTimeout, "redis did not answer in time")
+    Error::new(ErrorCode::NetworkTimeout, "Redis did not answer in time")
         .with_operation("redis", operation)
 }
 
-/// An answer that no script of ours gives.
+/// Creates the error for an answer that no script returns.
 pub(super) fn unexpected_response(operation: &'static str) -> Error {
     Error::new(ErrorCode::Internal, "Redis sent an unexpected response")
         .with_operation("redis", operation)
 }
 
-/// A record that is not one of ours; nothing was changed.
+/// Creates the error for a record that syncguard did not write; nothing was changed.
 pub(super) fn foreign(operation: &'static str) -> Error {
     Error::foreign_lock().with_operation("redis", operation)
 }
@@ -189,7 +205,7 @@ mod tests {
         }
     }
 
-    /// While connecting, a refusal without a row of its own is about the configuration.
+    /// While connecting, an error code without its own row means a wrong configuration.
     #[test]
     fn refusals_while_connecting() {
         for (code, expected) in [

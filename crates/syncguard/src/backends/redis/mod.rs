@@ -1,20 +1,23 @@
-//! Locks on a Redis or Valkey server, shared with everybody who reaches it.
+//! Locks on a Redis or Valkey server, shared by every client of that server.
 //!
-//! * One round trip per operation, by scripts; the server's clock decides.
-//! * One multiplexed connection for all locks, and one more for wake-ups once somebody waits. Both
-//!   connect again by themselves; a call that was under way is never repeated.
-//! * Records are those of the TypeScript implementation: the two exclude each other, and release,
-//!   extend and look up each other's locks.
-//! * Redis 7.0 or Valkey 7.2 and newer: one server, Sentinel or Cluster, with TLS or on a socket.
+//! * Every operation is one script and one round trip; the server's clock decides.
+//! * All locks share one multiplexed connection. A second one receives notifications once a task
+//!   waits. Both reconnect by themselves; a call in progress is never repeated.
+//! * The records are those of the TypeScript implementation: both exclude each other, and each can
+//!   release, extend and look up the other's locks.
+//! * It needs Redis 7.0 or Valkey 7.2 or newer: one server, Sentinel or Cluster, over TCP, TLS or a
+//!   Unix socket.
 //!
-//! See `docs/specs/redis.md` for what can make fences go backwards here.
+//! `docs/guide/redis.md` in the repository lists what can make fences go backwards.
 
-mod advice;
+mod admin;
 mod cluster;
 mod config;
 mod connection;
 mod dial;
 mod error;
+mod listener;
+mod names;
 mod record;
 mod replicas;
 mod scattered;
@@ -22,8 +25,6 @@ mod scripts;
 mod sentinel;
 mod survey;
 mod topology;
-mod url;
-mod wake;
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,38 +40,42 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp};
 use crate::contract::LockBackend;
-use crate::contract::advice::Advice;
+use crate::contract::admin::Admin;
 use crate::contract::capabilities::{Capabilities, TimeAuthority};
-use crate::contract::inspect::{Cursor, Inspection, Inspector, Page};
-use crate::contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
+use crate::contract::finding::Finding;
+use crate::contract::listener::holder_age_text;
+use crate::contract::notifier::Subscription;
+use crate::contract::outcome::{
+    AcquireOutcome, ExtendOutcome, Extension, Lease, NotHeldReason, ReleaseOutcome,
+};
 use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
-use crate::contract::wake::WakeUps;
-use advice::Report;
+use admin::ServerSettings;
+use config::ConnectionSource;
 pub use config::RedisConfig;
-use config::{Names, Target};
 use connection::{Connection, Multiplexed};
+use listener::{Channels, RedisListener};
+use names::Names;
 use replicas::{Confirmed, Replicas};
 use scripts::Argument::{Number, Text};
 use scripts::Scripts;
-use topology::{Finder, Timeouts};
-use wake::{Channels, Waker};
+use topology::{Resolver, Timeouts};
 
-/// How long records outlive their tolerance, so that "expired" can be told from "not found".
+/// How long records outlive their tolerance, to distinguish "expired" from "not found".
 const GRACE_MS: u64 = 1000;
 
 /// Locks on a Redis server. Clones share the connection.
 #[derive(Clone)]
 pub struct RedisBackend {
-    shared: Arc<Shared>,
+    shared: Arc<RedisInner>,
 }
 
-struct Shared {
+struct RedisInner {
     connection: Connection,
     names: Names,
     scripts: Scripts,
-    /// Nobody can be woken through a connection of the caller's own.
-    waker: Option<Waker>,
+    /// `None` with the caller's own connection, on which the backend cannot subscribe.
+    listener: Option<RedisListener>,
     replicas: Option<Replicas>,
     is_cluster: bool,
     channels: Channels,
@@ -78,68 +83,71 @@ struct Shared {
 }
 
 impl RedisBackend {
-    /// Connects to a server, and refuses one that is too old.
+    /// Connects to a server. Fails if the server is too old.
     ///
     /// # Cancel safety
     ///
-    /// Dropped half-way, nothing is left behind.
+    /// If you drop the future before it completes, it leaves nothing behind.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
+        config.validate()?;
         let names = config.names()?;
-        let timeouts =
-            Timeouts { connect: config.connect_timeout, response: config.response_timeout };
+        let timeouts = Timeouts {
+            connect: config.network.connect_timeout,
+            response: config.network.response_timeout,
+        };
         let prefix = names.space.prefix();
-        let (connection, finder, database) = match config.target {
-            Target::Ours(topology) => {
+        let (connection, resolver, database) = match config.source {
+            ConnectionSource::Owned(topology) => {
                 let (database, certificates) = (topology.database(), config.certificates);
-                let finder =
-                    Finder::new(*topology, certificates.as_ref(), timeouts, prefix.to_owned())?;
-                let finder = Arc::new(finder);
-                let connection = Multiplexed::open(Arc::clone(&finder)).await?;
-                (Connection::Ours(connection), Some(finder), database)
+                let resolver =
+                    Resolver::new(*topology, certificates.as_ref(), timeouts, prefix.to_owned())?;
+                let resolver = Arc::new(resolver);
+                let connection = Multiplexed::open(Arc::clone(&resolver)).await?;
+                (Connection::Owned(connection), Some(resolver), database)
             }
-            Target::Theirs(connection) => {
+            ConnectionSource::External(connection) => {
                 let database = connection.database();
-                let inspection_timeout = config.response_timeout;
-                (Connection::Theirs { connection, inspection_timeout }, None, database)
+                let inspection_timeout = config.network.response_timeout;
+                (Connection::External { connection, inspection_timeout }, None, database)
             }
         };
-        let is_cluster = finder.as_ref().is_some_and(|finder| finder.is_cluster());
-        let report = Report::ask(&connection).await;
+        let is_cluster = resolver.as_ref().is_some_and(|resolver| resolver.is_cluster());
+        let report = ServerSettings::ask(&connection).await;
         report.refuse_an_old_server()?;
         if !is_cluster {
             report.refuse_a_lone_node()?;
         }
         report.warn(config.replicas.is_some());
-        let replicas = finder.clone().zip(config.replicas);
+        let replicas = resolver.clone().zip(config.replicas);
         let channels = Channels::new(names.clone(), database);
         Ok(Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(RedisInner {
                 connection,
                 names,
                 scripts: Scripts::new(),
-                waker: finder.map(|finder| Waker::start(finder, channels.clone())),
+                listener: resolver.map(|resolver| RedisListener::start(resolver, channels.clone())),
                 channels,
-                replicas: replicas.map(|(finder, wanted)| Replicas::new(finder, wanted)),
+                replicas: replicas.map(|(resolver, wanted)| Replicas::new(resolver, wanted)),
                 is_cluster,
-                cleanup: Arc::new(CleanupGate::new(config.cleanup_in_is_locked)),
+                cleanup: Arc::new(CleanupGate::new(config.network.cleanup_in_is_locked)),
             }),
         })
     }
 
-    /// What about this server can make locks vanish or fences go backwards. It is asked now; at
-    /// [`connect`](Self::connect) the same was written to the log. What the user may not ask is not
-    /// an error: the advice says what remains unknown.
+    /// Returns what about this server can make locks vanish or fences go backwards. It asks the
+    /// server now; [`connect`](Self::connect) has logged the same. A missing permission is not an
+    /// error: a finding reports what is unknown.
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
-    pub async fn advice(&self) -> Vec<Advice> {
-        let report = Report::ask(&self.shared.connection).await;
-        report.advice(self.shared.replicas.is_some())
+    /// Cancel safe: it only reads.
+    pub async fn findings(&self) -> Vec<Finding> {
+        let report = ServerSettings::ask(&self.shared.connection).await;
+        report.findings(self.shared.replicas.is_some())
     }
 
-    /// The index key of an id and the lock key that the hint names; the index again without one. A
-    /// hint that cannot be a lock's key is none.
+    /// Returns the index key of an id and the lock key from the hint, or the index key twice if
+    /// there is no hint. A hint that cannot be a lock's key is ignored.
     ///
     /// On a Cluster a missing hint is looked up first: while a slot moves, a script finds only keys
     /// that it has declared.
@@ -158,7 +166,7 @@ impl RedisBackend {
         Ok([index.clone(), hinted.unwrap_or(index)])
     }
 
-    /// Where the lock is that an index entry leads to. The mark of an undo leads nowhere.
+    /// Returns the lock key in an index entry. The marker of an undo contains none.
     async fn lock_key_of(&self, operation: &'static str, index: &str) -> Result<Option<String>> {
         let entry = self.index_entry(operation, index).await?;
         Ok(entry.filter(|lock_key| !lock_key.is_empty()))
@@ -177,8 +185,8 @@ impl RedisBackend {
 
     /// Undoes an acquire that was granted but not confirmed, and returns the error to report.
     ///
-    /// The grant was written, so this is the one place that decides whether it still is: only an
-    /// undo that was answered takes the effect away. After any other, the caller has to undo.
+    /// The grant was written, so the error is without effect only if the undo was answered.
+    /// Otherwise the caller has to undo.
     async fn undo_unconfirmed(&self, request: &AcquireRequest, error: Error) -> Error {
         match self.release(&ReleaseRequest::undo(request)).await {
             Ok(_released_or_gone) => error.without_effect(),
@@ -186,14 +194,14 @@ impl RedisBackend {
         }
     }
 
-    /// Deletes a record that was found dead, on the side.
+    /// Deletes a dead record in the background.
     fn clean_up(&self, lock_key: String, lock_id: LockId) {
         let backend = self.clone();
         tokio::spawn(async move {
             let index_key = backend.shared.names.space.index_key(&lock_id)?;
             let arguments = [Text(lock_id.expose()), Number(CLEANUP_GUARD_MS)];
             let script = &backend.shared.scripts.cleanup;
-            // Best effort: what is left is left to its physical expiry.
+            // Best effort: if it fails, the record stays until its physical expiry.
             backend
                 .shared
                 .connection
@@ -211,7 +219,7 @@ impl fmt::Debug for RedisBackend {
     }
 }
 
-/// A list that begins with a number, as most scripts answer.
+/// Splits a list that begins with a number, which is what most scripts return.
 fn list(answer: &Value) -> Option<(i64, &[Value])> {
     let Value::Array(items) = answer else { return None };
     match items.split_first()? {
@@ -239,11 +247,11 @@ impl LockBackend for RedisBackend {
     type Fencing = Fenced;
 
     fn capabilities(&self) -> Capabilities {
-        // An undo leaves a mark by which a late copy of its acquire is refused.
+        // An undo leaves a marker, by which a late copy of its acquire is refused.
         Capabilities::new::<Fenced>("redis", TimeAuthority::Server).with_final_undo()
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         const OPERATION: &str = "acquire";
         let (names, key, lock_id) = (&self.shared.names, request.key(), request.lock_id());
         let lock_key = names.lock_key(key)?;
@@ -291,19 +299,24 @@ impl LockBackend for RedisBackend {
         };
         let answer = answer.map_err(|error| error.with_key(key))?;
         let outcome = match list(&answer) {
-            Some((0, [free_in])) => number(free_in).map(|free_in_ms| {
-                Ok(Acquire::Contended { free_in: Some(Duration::from_millis(free_in_ms)) })
+            Some((0, [expires_in])) => number(expires_in).map(|free_in_ms| {
+                Ok(AcquireOutcome::Contended {
+                    expires_in: Some(Duration::from_millis(free_in_ms)),
+                })
             }),
             Some((1, [fence, expires])) => text(fence)
                 .and_then(|fence| fence.parse::<Fence>().ok())
-                // A claim that nobody has sealed is not granted.
+                // A claim that is not sealed is not a grant.
                 .filter(|fence| fence.get() > 0)
                 .zip(number(expires))
                 .map(|(fence, expires_ms)| {
                     fence.warn_near_the_end(key);
-                    Ok(Acquire::Acquired(Lease::new(fence, Timestamp::from_millis(expires_ms))))
+                    Ok(AcquireOutcome::Acquired(Lease::new(
+                        fence,
+                        Timestamp::from_millis(expires_ms),
+                    )))
                 }),
-            Some((2, [])) => Some(Ok(Acquire::Spent)),
+            Some((2, [])) => Some(Ok(AcquireOutcome::AlreadyUsed)),
             Some((-1, [])) => Some(Err(error::foreign(OPERATION))),
             Some((-2, [])) => Some(Err(Error::new(
                 ErrorCode::Internal,
@@ -311,7 +324,9 @@ impl LockBackend for RedisBackend {
             )
             .without_effect())),
             Some((-3, [])) => Some(Err(Error::foreign_counter())),
-            Some((-4, [])) => Some(Fence::after(Fence::MAX.get()).map(|_| Acquire::Spent)),
+            Some((-4, [])) => {
+                Some(Fence::after(Fence::MAX.get()).map(|_| AcquireOutcome::AlreadyUsed))
+            }
             _ => None,
         };
         outcome
@@ -319,9 +334,9 @@ impl LockBackend for RedisBackend {
             .map_err(|error| error.with_key(key).with_operation("redis", OPERATION))
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         const OPERATION: &str = "release";
-        /// Longer than any request is under way.
+        /// Longer than any request takes to arrive.
         const MARK_MS: u64 = 60_000;
         let lock_id = request.lock_id();
         let keys = self.keys_of(OPERATION, &lock_id, request.hint()).await;
@@ -333,7 +348,8 @@ impl LockBackend for RedisBackend {
             Number(mark_ms),
             Text(&self.shared.channels.of_lock(&hinted)),
             Text(self.shared.channels.prefix()),
-            Text(if self.shared.is_cluster { "SPUBLISH" } else { "PUBLISH" }),
+            Text(if self.shared.is_cluster { "S" } else { "" }),
+            Text(&holder_age_text(request.holder_age())),
         ];
         let keys = [index_key.as_str(), &hinted];
         let script = &self.shared.scripts.release;
@@ -344,15 +360,15 @@ impl LockBackend for RedisBackend {
             Err(error) => Err(error),
         };
         match answer.map_err(|error| error.with_lock_id(lock_id))? {
-            Value::Int(1) => Ok(Release::Released),
-            Value::Int(0) => Ok(Release::NotHeld(Absence::NotFound)),
-            Value::Int(2) => Ok(Release::NotHeld(Absence::Expired)),
+            Value::Int(1) => Ok(ReleaseOutcome::Released),
+            Value::Int(0) => Ok(ReleaseOutcome::NotHeld(NotHeldReason::NotFound)),
+            Value::Int(2) => Ok(ReleaseOutcome::NotHeld(NotHeldReason::Expired)),
             Value::Int(-1) => Err(error::foreign(OPERATION).with_lock_id(lock_id)),
             _ => Err(error::unexpected_response(OPERATION).with_lock_id(lock_id)),
         }
     }
 
-    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+    async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
         const OPERATION: &str = "extend";
         let lock_id = request.lock_id();
         let keys = self.keys_of(OPERATION, &lock_id, request.hint()).await;
@@ -381,10 +397,10 @@ impl LockBackend for RedisBackend {
         let answer = answer.map_err(|error| error.with_lock_id(lock_id))?;
         let outcome = match list(&answer) {
             Some((1, [expires])) => number(expires).map(|expires_ms| {
-                Ok(Extend::Extended(Extension::new(Timestamp::from_millis(expires_ms))))
+                Ok(ExtendOutcome::Extended(Extension::new(Timestamp::from_millis(expires_ms))))
             }),
-            Some((0, [])) => Some(Ok(Extend::NotHeld(Absence::NotFound))),
-            Some((2, [])) => Some(Ok(Extend::NotHeld(Absence::Expired))),
+            Some((0, [])) => Some(Ok(ExtendOutcome::NotHeld(NotHeldReason::NotFound))),
+            Some((2, [])) => Some(Ok(ExtendOutcome::NotHeld(NotHeldReason::Expired))),
             Some((-1, [])) => Some(Err(error::foreign(OPERATION))),
             _ => None,
         };
@@ -405,7 +421,7 @@ impl LockBackend for RedisBackend {
                 let holder = text(lock_id).and_then(|id| LockId::parse(id).ok());
                 let expired_ms =
                     number(expired).ok_or_else(|| error::unexpected_response(OPERATION))?;
-                // Only the difference counts.
+                // Only the difference matters.
                 let (expires_at, now) =
                     (Timestamp::from_millis(0), Timestamp::from_millis(expired_ms));
                 if self.shared.cleanup.admits(expires_at, now)
@@ -436,17 +452,17 @@ impl LockBackend for RedisBackend {
         found.map_err(|error| error.with_lock_id(*lock_id))
     }
 
-    async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
-        self.shared.waker.as_ref()?.subscribe(key).await
+    async fn subscribe(&self, key: &Key) -> Option<Subscription> {
+        self.shared.listener.as_ref()?.subscribe(key).await
     }
 
-    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+    fn admin(&self) -> Option<Arc<dyn Admin>> {
         Some(Arc::new(self.clone()))
     }
 }
 
 impl RedisBackend {
-    /// On a Cluster, where a script finds only keys that it has declared while a slot moves.
+    /// Looks up a lock id on a Cluster, where a script finds only declared keys while a slot moves.
     async fn lookup_in_two_steps(
         &self,
         index_key: &str,
@@ -467,37 +483,5 @@ impl RedisBackend {
             Value::Int(-1) => Err(error::foreign(OPERATION)),
             _ => Err(error::unexpected_response(OPERATION)),
         }
-    }
-}
-
-impl Inspector for RedisBackend {
-    fn list<'a>(&'a self, after: Option<&'a Cursor>) -> Inspection<'a, Page> {
-        const OPERATION: &str = "list";
-        Box::pin(async move {
-            let cursor = after.map_or("0", Cursor::place);
-            let pattern = self.shared.names.pattern();
-            let arguments = [Text(cursor), Text(&pattern), Number(TIME_TOLERANCE_MS)];
-            let (script, connection) = (&self.shared.scripts.list, &self.shared.connection);
-            // A name like ours, so that a Cluster knows where to look.
-            let name = format!("{}:", self.shared.names.space.prefix());
-            let answer = connection.inspect(OPERATION, script, &[&name], &arguments).await?;
-            let Value::Array(items) = &answer else {
-                return Err(error::unexpected_response(OPERATION));
-            };
-            let (next, records) =
-                items.split_first().ok_or_else(|| error::unexpected_response(OPERATION))?;
-            let next = text(next).ok_or_else(|| error::unexpected_response(OPERATION))?;
-            // A record that makes no sense is no lock; the operations on its key say so.
-            let parse = |item: &Value| match item {
-                Value::BulkString(json) => record::parse(json, OPERATION).ok(),
-                _ => None,
-            };
-            let next = (next != "0").then(|| Cursor::new(next));
-            Ok(Page::new(records.iter().filter_map(parse).collect(), next))
-        })
-    }
-
-    fn advice(&self) -> Inspection<'_, Vec<Advice>> {
-        Box::pin(async move { Ok(Self::advice(self).await) })
     }
 }

@@ -1,4 +1,4 @@
-//! A lock as it is stored: JSON, in whatever order and with whatever else its writer put in.
+//! A lock as it is stored: JSON, with its fields in any order and unknown fields allowed.
 
 use serde::Deserialize;
 
@@ -21,7 +21,7 @@ struct Record {
     fence: String,
 }
 
-/// Reads a record; what makes no sense is an error, never a panic.
+/// Parses a record. An invalid one is an error, never a panic.
 pub(super) fn parse(json: &[u8], operation: &'static str) -> Result<StoredLock> {
     let foreign = || error::foreign(operation);
     let record: Record = serde_json::from_slice(json).map_err(|_cause| foreign())?;
@@ -29,14 +29,14 @@ pub(super) fn parse(json: &[u8], operation: &'static str) -> Result<StoredLock> 
         Key::new(record.key).map_err(|_cause| foreign())?,
         LockId::parse(&record.lock_id).map_err(|_cause| foreign())?,
         record.fence.parse::<Fence>().map_err(|_cause| foreign())?,
-        millis(record.acquired_at_ms).ok_or_else(foreign)?,
-        millis(record.expires_at_ms).ok_or_else(foreign)?,
-    ))
+    )
+    .acquired_at(millis(record.acquired_at_ms).ok_or_else(foreign)?)
+    .expires_at(millis(record.expires_at_ms).ok_or_else(foreign)?))
 }
 
-/// A key as a text in JSON.
+/// Returns a key as a JSON string.
 pub(super) fn quoted(key: &Key) -> String {
-    serde_json::to_string(key.as_str()).expect("BUG: a text is always JSON")
+    serde_json::to_string(key.as_str()).expect("BUG: every string is valid in JSON")
 }
 
 fn millis(number: f64) -> Option<Timestamp> {
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_an_error() {
+    fn invalid_records_are_errors() {
         let good = r#"{"lockId":"WERfqnNu2ScFxRRPeY_ufw","expiresAtMs":2,"acquiredAtMs":1,
             "key":"k","fence":"000000000000007"}"#;
         assert!(parse(good.as_bytes(), "lookup").is_ok());

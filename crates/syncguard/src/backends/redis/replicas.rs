@@ -1,5 +1,5 @@
-//! Locks that replicas have confirmed: a few connections of their own, because one that waits for
-//! replicas serves nobody else meanwhile.
+//! Locks that replicas must confirm. They use a few separate connections, because a connection that
+//! waits for replicas serves no other call meanwhile.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,42 +8,43 @@ use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, RedisResult, Value};
 use tokio::sync::Semaphore;
 
-use super::connection::Line;
+use super::connection::CommandSink;
 use super::error;
 use super::scripts::{Argument, Script};
-use super::topology::Finder;
+use super::topology::Resolver;
 use crate::common::error::{Error, ErrorCode, Result};
 
 /// How many acquires can wait for replicas at once.
 const CONNECTIONS: usize = 4;
 
-/// Runs scripts and waits until replicas have what they wrote.
+/// Runs scripts and waits until replicas have received their writes.
 pub(super) struct Replicas {
-    finder: Arc<Finder>,
+    resolver: Arc<Resolver>,
     wanted: u32,
     timeout: Duration,
     places: Semaphore,
     idle: Mutex<Vec<MultiplexedConnection>>,
 }
 
-/// An answer, and whether enough replicas have the write behind it.
+/// An answer, and whether enough replicas have received the write.
 pub(super) struct Confirmed {
     pub(super) answer: Value,
-    /// An error says nothing about whether the write took effect: it did.
+    /// The write has taken effect even if this is an error.
     pub(super) confirmation: Result<()>,
 }
 
 impl Replicas {
-    pub(super) fn new(finder: Arc<Finder>, (wanted, timeout): (u32, Duration)) -> Self {
+    pub(super) fn new(resolver: Arc<Resolver>, (wanted, timeout): (u32, Duration)) -> Self {
         let places = Semaphore::new(CONNECTIONS);
-        Self { finder, wanted, timeout, places, idle: Mutex::default() }
+        Self { resolver, wanted, timeout, places, idle: Mutex::default() }
     }
 
     /// Runs a script and, if it `wrote` something, waits for replicas.
     ///
-    /// `WAIT` covers what this connection wrote, so the script must write, also on a replay.
+    /// `WAIT` covers the writes of its own connection, so the script must write even on a replay.
     ///
-    /// A connection goes back only after its last answer; dropped or failed, it is closed.
+    /// A connection is reused only after its last answer. If the call fails or is dropped, the
+    /// connection is closed.
     pub(super) async fn run(
         &self,
         operation: &'static str,
@@ -52,8 +53,8 @@ impl Replicas {
         arguments: &[Argument<'_>],
         wrote: impl Fn(&Value) -> bool + Send,
     ) -> Result<Confirmed> {
-        let patience = self.finder.response_timeout();
-        let place = tokio::time::timeout(patience, self.places.acquire()).await;
+        let node_timeout = self.resolver.response_timeout();
+        let place = tokio::time::timeout(node_timeout, self.places.acquire()).await;
         let Ok(Ok(_place)) = place else {
             return Err(error::timeout(operation).without_effect());
         };
@@ -62,9 +63,9 @@ impl Replicas {
             Some(connection) => connection,
             None => self.connect().await.map_err(|cause| error::refused(&cause, operation))?,
         };
-        let mut line = Line::Ours(connection.clone());
-        let answer = script.run(&mut line, keys, arguments).await.map_err(|cause| {
-            // The others lead to the same server, which may be gone or in charge no more.
+        let mut sink = CommandSink::Owned(connection.clone());
+        let answer = script.run(&mut sink, keys, arguments).await.map_err(|cause| {
+            // The others lead to the same server, which may be gone or no longer in charge.
             self.idle().clear();
             error::map(&cause, operation)
         })?;
@@ -74,7 +75,7 @@ impl Replicas {
         }
         let mut wait = redis::cmd("WAIT");
         wait.arg(self.wanted).arg(u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX));
-        let confirmation = match line.send(wait).await {
+        let confirmation = match sink.send(wait).await {
             Ok(count) => {
                 self.idle().push(connection);
                 match u32::from_redis_value(count) {
@@ -96,9 +97,9 @@ impl Replicas {
     }
 
     async fn connect(&self) -> RedisResult<MultiplexedConnection> {
-        let patience = self.finder.response_timeout() + self.timeout;
-        let config = self.finder.connection_config().set_response_timeout(Some(patience));
-        self.finder.connect(config).await
+        let node_timeout = self.resolver.response_timeout() + self.timeout;
+        let config = self.resolver.connection_config().set_response_timeout(Some(node_timeout));
+        self.resolver.connect(config).await
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<MultiplexedConnection>> {

@@ -1,16 +1,16 @@
-//! Locks whose keys are at two nodes of a Cluster, because their slot is on its way from one to the
-//! other. That can last: a slot with many keys moves for minutes, and one that was left half-way stays
-//! so.
+//! Locks whose keys are on two nodes of a Cluster, because their slot is moving from one to the
+//! other. That can last: a slot with many keys takes minutes to move, and an interrupted move stays
+//! unfinished.
 //!
-//! A script must declare its keys, and neither node runs one whose keys are not all there. So each key
-//! has a script of its own here, which is sent to where the key is, and the order of the steps keeps
-//! what one script keeps otherwise:
+//! A script must declare its keys, and neither node runs a script some of whose keys are on the
+//! other. So every key has a separate script here, which is sent to the node that has the key, and
+//! the order of the steps gives the guarantees that a single script gives otherwise:
 //!
-//! * A lock that exists is extended and released by its own record, which names its holder.
-//! * A new lock is *claimed* first, at the node that the slot moves to, the only one where keys can be
-//!   created. Its fence is drawn while it is claimed, wherever the counter is, and then *sealed* in the
-//!   record. Claims exclude each other, so fences grow from holder to holder as ever. A claim whose
-//!   owner is gone ends with its TTL, like every lock.
+//! * A lock that exists is extended and released through its own record, which names its holder.
+//! * A new lock is first *claimed* on the node that the slot moves to, the only one where keys can
+//!   be created. Its fence is drawn while it is claimed, wherever the counter is, and then *sealed*
+//!   in the record. Claims exclude each other, so fences still grow from holder to holder. A claim
+//!   whose owner is gone ends with its TTL, like every lock.
 
 use redis::Value;
 
@@ -20,10 +20,11 @@ use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::fence::Fence;
 use crate::common::time::TIME_TOLERANCE_MS;
 use crate::contract::LockBackend;
+use crate::contract::listener::holder_age_text;
 use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 
 impl RedisBackend {
-    /// As the acquire script, with its answers.
+    /// Does what the acquire script does, with the same answers.
     pub(super) async fn acquire_scattered(
         &self,
         request: &AcquireRequest,
@@ -31,7 +32,7 @@ impl RedisBackend {
     ) -> Result<Value> {
         const OPERATION: &str = "acquire";
         const ATTEMPTS: u32 = 3;
-        // An entry at the node that the slot leaves would not be seen by the claim.
+        // The claim does not see an entry on the node that the slot leaves.
         let entry = self.index_entry(OPERATION, index_key).await?;
         if entry.as_deref() == Some("") {
             return Ok(Value::Array(vec![Value::Int(2)]));
@@ -59,9 +60,12 @@ impl RedisBackend {
                 _ => return Ok(answer),
             }
         }
-        Err(Error::new(ErrorCode::ServiceUnavailable, "the slot of this lock is moving; try again")
-            .with_operation("redis", OPERATION)
-            .without_effect())
+        Err(Error::new(
+            ErrorCode::ServiceUnavailable,
+            "the Cluster slot of this lock is moving; try again",
+        )
+        .with_operation("redis", OPERATION)
+        .without_effect())
     }
 
     /// Gives a claimed lock its fence. The claim was written, so every error from here on may have
@@ -73,7 +77,7 @@ impl RedisBackend {
     ) -> Result<Value> {
         let sealed = self.draw_and_seal(request, [lock_key, fence_key]).await;
         match sealed.map_err(Error::after_effect)? {
-            // No fence, no lock.
+            // Without a fence, the lock is not granted.
             refused if matches!(list(&refused), Some((..0, _))) => {
                 let undone = self.release(&ReleaseRequest::undo(request)).await;
                 undone.map_err(Error::after_effect)?;
@@ -99,7 +103,7 @@ impl RedisBackend {
         connection.run(OPERATION, &scripts.seal, &[lock_key], &arguments).await
     }
 
-    /// As the extend script, with its answers.
+    /// Does what the extend script does, with the same answers.
     pub(super) async fn extend_scattered(
         &self,
         request: &ExtendRequest,
@@ -129,7 +133,7 @@ impl RedisBackend {
         Ok(answer)
     }
 
-    /// As the release script, with its answers.
+    /// Does what the release script does, with the same answers.
     pub(super) async fn release_scattered(
         &self,
         request: &ReleaseRequest,
@@ -141,7 +145,7 @@ impl RedisBackend {
         let (scripts, connection) = (&self.shared.scripts, &self.shared.connection);
         let entry = self.lock_key_of(OPERATION, index_key).await?;
         if mark_ms > 0 {
-            // Before the lock is free, so that no late copy of the acquire comes in between.
+            // Before the lock is free, so that no late copy of the acquire takes it in between.
             let mark = [Text(""), Number(mark_ms)];
             connection.run(OPERATION, &scripts.index, &[index_key], &mark).await?;
         }
@@ -149,7 +153,8 @@ impl RedisBackend {
             Text(lock_id.expose()),
             Number(TIME_TOLERANCE_MS),
             Text(self.shared.channels.prefix()),
-            Text("SPUBLISH"),
+            Text("S"),
+            Text(&holder_age_text(request.holder_age())),
         ];
         let script = &scripts.release_one;
         let mut answer = connection.run(OPERATION, script, &[hinted], &arguments).await?;
@@ -157,7 +162,7 @@ impl RedisBackend {
             answer = connection.run(OPERATION, script, &[&entry], &arguments).await?;
         }
         if mark_ms == 0 && answer == Value::Int(1) {
-            // An entry that leads nowhere expires by itself.
+            // If this fails, the stale entry expires by itself.
             let nothing = [Text(""), Number(0)];
             drop(connection.run(OPERATION, &scripts.index, &[index_key], &nothing).await);
         }
@@ -165,7 +170,7 @@ impl RedisBackend {
     }
 }
 
-/// Whether a lock was granted that has no fence yet.
+/// Returns whether an answer grants a lock that has no fence yet.
 pub(super) fn is_claim(answer: &Value) -> bool {
     match list(answer) {
         Some((1, [fence, _expires])) => number(fence) == Some(0),

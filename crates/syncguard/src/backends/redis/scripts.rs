@@ -1,18 +1,18 @@
-//! The scripts, sent by their hash; their text only when the server does not know them.
+//! The Lua scripts. They are sent by hash, and as text only if the server does not know them.
 
 use redis::{
     Cmd, ErrorKind, RedisError, RedisResult, RedisWrite, ServerErrorKind, ToRedisArgs, Value,
 };
 use sha1_smol::Sha1;
 
-use super::connection::Line;
+use super::connection::CommandSink;
 
-/// A script and the hash that the server knows it by.
+/// A script and the hash by which the server knows it.
 #[derive(Debug)]
 pub(super) struct Script {
     text: &'static str,
     hash: String,
-    /// The same for the node that imports a slot: it declares the first key only.
+    /// The variant for the node that imports a slot, which declares only its first key.
     asked: &'static str,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Scripts {
     pub(super) cleanup: Script,
     pub(super) list: Script,
     pub(super) resolve: Script,
-    // For keys that are at two nodes while their slot moves: one key each.
+    // For keys that are on two nodes while their slot moves; each script has one key.
     pub(super) claim: Script,
     pub(super) draw: Script,
     pub(super) seal: Script,
@@ -87,39 +87,40 @@ impl Script {
         Self { text, hash: Sha1::from(text).digest().to_string(), asked }
     }
 
-    /// Runs the script at the node that imports the slot of its keys, right after `ASKING`. Such a
-    /// node refuses a script that declares several keys of which one is missing, so only the first
-    /// is declared.
+    /// Runs the script on the node that imports the slot of its keys, right after `ASKING`. Such a
+    /// node refuses a script that declares several keys if one of them is missing, so only the
+    /// first is declared.
     pub(super) async fn run_asked(
         &self,
-        line: &mut Line,
+        sink: &mut CommandSink,
         keys: &[&str],
         arguments: &[Argument<'_>],
     ) -> RedisResult<Value> {
         let (declared, others) = keys.split_first().ok_or((ErrorKind::Client, "no key"))?;
         let mut call = redis::cmd("EVAL");
         call.arg(self.asked).arg(1).arg(declared).arg(keys.len()).arg(others).arg(arguments);
-        line.send(call).await
+        sink.send(call).await
     }
 
-    /// Runs the script, in one round trip unless the server has to learn it.
+    /// Runs the script, in one round trip if the server knows it.
     ///
-    /// The text itself is sent then: loading it first and trying the hash again would race a flush.
+    /// If not, the text itself is sent: loading it and trying the hash again would race with a
+    /// flush.
     pub(super) async fn run(
         &self,
-        line: &mut Line,
+        sink: &mut CommandSink,
         keys: &[&str],
         arguments: &[Argument<'_>],
     ) -> RedisResult<Value> {
         let call = |command: &str, script: &str| {
-            /// Enough for most calls; more is only a little slower.
+            /// Enough for most calls; longer ones reallocate.
             const BYTES: usize = 512;
             let mut call = Cmd::with_capacity(3 + keys.len() + arguments.len(), BYTES);
             call.arg(command).arg(script).arg(keys.len()).arg(keys).arg(arguments);
             call
         };
-        match line.send(call("EVALSHA", &self.hash)).await {
-            Err(error) if is_unknown(&error) => line.send(call("EVAL", self.text)).await,
+        match sink.send(call("EVALSHA", &self.hash)).await {
+            Err(error) if is_unknown(&error) => sink.send(call("EVAL", self.text)).await,
             answer => answer,
         }
     }

@@ -1,4 +1,4 @@
-//! The primary of a service, as the sentinels know it.
+//! Finds the primary of a service by asking its sentinels.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use redis::{
 };
 
 use super::survey::{self, Answer, survey};
-use super::topology::{Finder, at};
+use super::topology::{Resolver, at};
 
 /// A service that sentinels watch.
 #[derive(Clone)]
 pub(super) struct Sentinel {
-    /// The sentinels themselves, with how to log in to them.
+    /// The sentinels, with the login for them.
     pub(super) nodes: Vec<ConnectionInfo>,
     pub(super) service: String,
-    /// How to log in to the primary.
+    /// The login for the primary.
     pub(super) primary: RedisConnectionInfo,
 }
 
@@ -27,23 +27,23 @@ impl Sentinel {
         self.nodes.iter().any(is_tls)
     }
 
-    /// Asks the sentinels for the primary. The highest epoch counts: it is that of the last failover
-    /// that a majority of them agreed on, and a sentinel that is cut off does not know it.
-    pub(super) async fn find(&self, finder: &Arc<Finder>) -> RedisResult<ConnectionInfo> {
+    /// Asks the sentinels for the primary. The highest epoch wins: it is that of the last failover
+    /// that a majority agreed on, and an isolated sentinel does not know it.
+    pub(super) async fn find(&self, resolver: &Arc<Resolver>) -> RedisResult<ConnectionInfo> {
         let ask = |node: ConnectionInfo| {
-            let (finder, sentinel) = (Arc::clone(finder), self.clone());
-            async move { sentinel.ask(&finder, &node).await }
+            let (resolver, sentinel) = (Arc::clone(resolver), self.clone());
+            async move { sentinel.ask(&resolver, &node).await }
         };
-        match survey(self.nodes.clone(), finder.patience(), ask).await {
+        match survey(self.nodes.clone(), resolver.node_timeout(), ask).await {
             Ok(found) => Ok(found.server),
-            // They answered, and none of them names a primary that is up.
+            // They answered, but none of them knows a primary that is up.
             Err(cause) if cause.code() == Some(survey::DOWN) => Err(no_primary()),
             Err(cause) => Err(cause),
         }
     }
 
-    async fn ask(&self, finder: &Finder, node: &ConnectionInfo) -> RedisResult<Answer> {
-        let mut asked = finder.open(node, finder.connection_config()).await?;
+    async fn ask(&self, resolver: &Resolver, node: &ConnectionInfo) -> RedisResult<Answer> {
+        let mut asked = resolver.open(node, resolver.connection_config()).await?;
         let mut question = redis::cmd("SENTINEL");
         let services: Vec<HashMap<String, String>> =
             question.arg("MASTERS").query_async(&mut asked).await?;
@@ -54,7 +54,7 @@ impl Sentinel {
         let service = service.ok_or_else(no_primary)?;
         let port = field(service, "port").parse().map_err(|_cause| no_primary())?;
         let epoch = field(service, "config-epoch").parse().unwrap_or(0);
-        // Down by agreement of a quorum: there is no primary until a new one is chosen.
+        // A quorum agrees that it is down: there is no primary until a new one is elected.
         let is_usable = !field(service, "flags").contains("o_down");
         let server = at(node, &field(service, "ip"), port).set_redis_settings(self.primary.clone());
         Ok(Answer { server, rank: (epoch, u64::from(!is_usable)), is_usable })
@@ -65,8 +65,8 @@ fn no_primary() -> RedisError {
     (ErrorKind::MasterNameNotFoundBySentinel, "no primary").into()
 }
 
-/// Refuses a server that says it is not the primary. A user who may not ask is served: a replica
-/// refuses writes by itself.
+/// Returns an error if the server reports that it is not the primary. If the user may not ask, the
+/// server is accepted: a replica refuses writes by itself.
 pub(super) async fn refuse_a_replica(connection: &mut MultiplexedConnection) -> RedisResult<()> {
     let role = redis::cmd("ROLE").query_async::<Vec<Value>>(connection).await;
     match role {

@@ -1,4 +1,4 @@
-//! Who is in charge, by asking several nodes: the best answer counts, not the first.
+//! Asks several nodes which server is in charge. The best answer counts, not the first.
 
 use std::future::Future;
 use std::time::Duration;
@@ -9,28 +9,28 @@ use tokio::time::Instant;
 
 use crate::common::backoff::random_fraction;
 
-/// The code of the error when nodes answered, and none of them knows a server that can serve.
+/// The code of the error if nodes answered but none of them knows a server that can serve.
 pub(super) const DOWN: &str = "CLUSTERDOWN";
 
-/// What one node says about the server in charge.
+/// One node's answer about the server in charge.
 pub(super) struct Answer {
     pub(super) server: ConnectionInfo,
-    /// Orders answers: a larger one is more recent or better founded.
+    /// Orders answers: a larger rank is more recent or more reliable.
     pub(super) rank: (u64, u64),
-    /// Whether that server can serve, as this node sees it.
+    /// Whether that server can serve, according to this node.
     pub(super) is_usable: bool,
 }
 
 /// Asks all nodes and returns the answer of the highest rank.
 ///
-/// * It begins at a random node, so that no node is always asked first, and asks a few at once; the
-///   others follow one by one.
-/// * It decides when more than half of the nodes have answered, or some time after the first usable
-///   answer: a node that does not answer costs this time at most, and a node that is cut off from
-///   the others is outvoted.
+/// * It begins with a random node, so that no node is always asked first, and asks a few at once;
+///   the others follow one by one.
+/// * It decides when more than half of the nodes have answered, or `node_timeout` after the first
+///   usable answer: a node that does not answer costs at most this time, and an isolated node is
+///   outvoted.
 pub(super) async fn survey<F>(
     mut nodes: Vec<ConnectionInfo>,
-    patience: Duration,
+    node_timeout: Duration,
     ask: impl Fn(ConnectionInfo) -> F,
 ) -> RedisResult<Answer>
 where
@@ -66,7 +66,7 @@ where
             Some(Ok(Ok(answer))) => {
                 answers += 1;
                 if answer.is_usable {
-                    decide_at.get_or_insert_with(|| Instant::now() + patience);
+                    decide_at.get_or_insert_with(|| Instant::now() + node_timeout);
                 }
                 if best.as_ref().is_none_or(|best| best.rank < answer.rank) {
                     best = Some(answer);
@@ -83,7 +83,7 @@ where
         (Some(best), _) if best.is_usable => Ok(best),
         (None, Some(failure)) => Err(failure),
         (Some(_), _) => Err(redis::make_extension_error(DOWN.to_owned(), None)),
-        (None, None) => Err((ErrorKind::InvalidClientConfig, "no node is named").into()),
+        (None, None) => Err((ErrorKind::InvalidClientConfig, "no node is configured").into()),
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
         format!("redis://host:{port}").into_connection_info().expect("a URL")
     }
 
-    /// Node `n` answers after `n` times 20 ms what the table says: rank and whether it is usable.
+    /// Node `n` answers after `n` times 20 ms with its entry: its rank and whether it is usable.
     async fn asked(table: &'static [Option<(u64, bool)>]) -> RedisResult<u16> {
         let nodes = (0..table.len()).map(|place| node(u16::try_from(place).expect("small")));
         let found = survey(nodes.collect(), Duration::from_millis(500), |node| async move {
@@ -129,7 +129,7 @@ mod tests {
             asked(&[Some((1, false)), Some((1, false)), Some((2, true))]).await.ok(),
             Some(2)
         );
-        let error = asked(&[Some((1, false)), Some((1, false))]).await.expect_err("nobody serves");
+        let error = asked(&[Some((1, false)), Some((1, false))]).await.expect_err("no server");
         assert_eq!(error.code(), Some(DOWN));
         assert!(asked(&[]).await.is_err());
     }

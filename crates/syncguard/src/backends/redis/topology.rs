@@ -1,8 +1,8 @@
-//! Which server is in charge: the one of the URL, the primary that Sentinel names, or the node of a
-//! Cluster that has the slot of our prefix.
+//! Finds the server in charge: the one in the URL, the primary that Sentinel names, or the node of
+//! a Cluster that owns the slot of our prefix.
 //!
-//! All names of a backend are in one slot, so even on a Cluster there is one server in charge at a
-//! time, and everything else in this backend talks to one server.
+//! All names of a backend are in one slot, so even on a Cluster one server is in charge at a time,
+//! and the rest of this backend talks to a single server.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +26,7 @@ pub(super) enum Topology {
     Single(ConnectionInfo),
     /// The primary of a service that Sentinel watches.
     Sentinel(Sentinel),
-    /// The node of a Cluster that has our slot.
+    /// The node of a Cluster that owns our slot.
     Cluster(Vec<ConnectionInfo>),
 }
 
@@ -35,7 +35,7 @@ impl Topology {
         matches!(self, Self::Cluster(_))
     }
 
-    /// The number of the database.
+    /// Returns the database number.
     pub(super) fn database(&self) -> i64 {
         match self {
             Self::Single(info) => info.redis_settings().db(),
@@ -54,25 +54,25 @@ impl Topology {
     }
 }
 
-/// Finds the server in charge.
-pub(super) struct Finder {
+/// Finds the server in charge and connects to it.
+pub(super) struct Resolver {
     topology: Topology,
     dialer: Dialer,
     timeouts: Timeouts,
-    /// What a name in the slot of our prefix looks like; only the slot counts.
+    /// A name in the slot of our prefix; only its slot matters.
     name: String,
-    /// Nodes of the Cluster that were not in the URL.
+    /// The nodes of the Cluster, as last reported.
     known: Mutex<Vec<ConnectionInfo>>,
 }
 
-/// How long things may take.
+/// How long connecting and responses may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {
     pub(super) connect: Duration,
     pub(super) response: Duration,
 }
 
-impl Finder {
+impl Resolver {
     pub(super) fn new(
         topology: Topology,
         certificates: Option<&TlsCertificates>,
@@ -80,7 +80,7 @@ impl Finder {
         name: String,
     ) -> Result<Self> {
         let topology = match topology {
-            // Certificates that were configured count more than those that a client brings.
+            // Configured certificates take precedence over those of the caller's client.
             Topology::Single(info) if certificates.is_some() => {
                 Topology::Single(dial::without_own_tls(info))
             }
@@ -97,17 +97,17 @@ impl Finder {
         self.timeouts.response
     }
 
-    /// How long to wait for the other nodes once one of them has named a server.
-    pub(super) fn patience(&self) -> Duration {
+    /// Returns how long to wait for the other nodes after the first usable answer.
+    pub(super) fn node_timeout(&self) -> Duration {
         self.timeouts.connect / 4
     }
 
-    /// A name in our slot.
+    /// Returns a name in our slot.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The nodes of the Cluster, as they were last told.
+    /// Returns the nodes of the Cluster, as last reported.
     pub(super) fn known(&self) -> Vec<ConnectionInfo> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -116,9 +116,9 @@ impl Finder {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = nodes;
     }
 
-    /// How connections are opened.
+    /// Returns the settings for new connections.
     pub(super) fn connection_config(&self) -> AsyncConnectionConfig {
-        /// Calls that may be on their way to the socket; a release should not wait for a place.
+        /// How many calls may be queued for the socket. A release should not wait for a place.
         const QUEUE: usize = 1024;
         AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.timeouts.connect))
@@ -126,7 +126,7 @@ impl Finder {
             .set_pipeline_buffer_size(QUEUE)
     }
 
-    /// Finds the server in charge and connects to it. Takes at most the time for connecting.
+    /// Finds the server in charge and connects to it, within the connect timeout.
     pub(super) async fn connect(
         self: &Arc<Self>,
         config: AsyncConnectionConfig,
@@ -149,7 +149,7 @@ impl Finder {
         .await
     }
 
-    /// Connects to another node of the Cluster, which a node has named as `host:port`.
+    /// Connects to the node of the Cluster that another node has named as `host:port`.
     pub(super) async fn connect_to(&self, address: &str) -> RedisResult<MultiplexedConnection> {
         let Topology::Cluster(nodes) = &self.topology else {
             return Err((ErrorKind::InvalidClientConfig, "only a Cluster has nodes").into());
@@ -157,13 +157,13 @@ impl Finder {
         let named =
             address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
         let (Some((host, port)), Some(like)) = (named, nodes.first()) else {
-            return Err((ErrorKind::Parse, "no address of a node").into());
+            return Err((ErrorKind::Parse, "not the address of a node").into());
         };
         let host = host.trim_start_matches('[').trim_end_matches(']');
         self.in_time(self.open(&at(like, host, port), self.connection_config())).await
     }
 
-    /// Connects to this very server.
+    /// Connects to the given server.
     pub(super) async fn open(
         &self,
         server: &ConnectionInfo,
@@ -183,29 +183,29 @@ impl Finder {
         self.topology.is_cluster()
     }
 
-    /// Whether another server may be in charge when this one is not.
+    /// Returns whether another server may be in charge if this one is not.
     pub(super) fn has_others(&self) -> bool {
         !matches!(self.topology, Topology::Single(_))
     }
 
-    /// What a single server says of itself before it is asked anything: nothing, unless it refuses
-    /// to serve. Takes at most the time for connecting.
+    /// Returns what a single server sends before it is asked anything: nothing, unless it refuses
+    /// the connection. Takes at most the connect timeout.
     pub(super) async fn greeting(&self) -> Option<String> {
         use tokio::io::AsyncReadExt;
-        /// A server that serves says nothing, which takes this long.
-        const PATIENCE: Duration = Duration::from_millis(200);
+        /// How long to wait, because a server that accepts the connection sends nothing.
+        const TIMEOUT: Duration = Duration::from_millis(200);
         let Topology::Single(server) = &self.topology else { return None };
         let ConnectionAddr::Tcp(..) = server.addr() else { return None };
         let stream = self.in_time(self.dialer.stream(server.addr())).await.ok()?;
         let mut text = String::new();
         let mut stream = stream.take(64);
         let read = stream.read_to_string(&mut text);
-        tokio::time::timeout(PATIENCE, read).await.ok()?.ok()?;
+        tokio::time::timeout(TIMEOUT, read).await.ok()?.ok()?;
         Some(text)
     }
 }
 
-/// Another address, reached in the same way as `node`.
+/// Returns another address, reached in the same way as `node`.
 pub(super) fn at(node: &ConnectionInfo, host: &str, port: u16) -> ConnectionInfo {
     let pick = |old: &str| if host.is_empty() { old.to_owned() } else { host.to_owned() };
     let address = match node.addr() {

@@ -1,4 +1,4 @@
-//! What can be chosen about the SQLite backend.
+//! The configuration of the SQLite backend.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::common::error::{Error, Result};
 use crate::common::key::Key;
 use crate::common::url_options::UrlOptions;
 
-/// What can be chosen about a [`SqliteBackend`](super::SqliteBackend).
+/// The configuration of a [`SqliteBackend`](super::SqliteBackend).
 ///
 /// ```
 /// use std::time::Duration;
@@ -23,7 +23,7 @@ pub struct SqliteConfig {
 }
 
 impl SqliteConfig {
-    /// Locks in this file, which is created when it is not there.
+    /// Creates a configuration for a lock file. Opening it creates the file if it does not exist.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -33,17 +33,17 @@ impl SqliteConfig {
         }
     }
 
-    /// A file by its URL: `sqlite:/path/locks.db`, with the options `busy_timeout_ms` and
-    /// `cleanup_in_is_locked`. An unknown option is an error.
+    /// Creates a configuration from a URL: `sqlite:/path/locks.db`, with the options
+    /// `busy_timeout_ms` and `cleanup_in_is_locked`. An unknown option is an error.
     pub fn from_url(url: &str) -> Result<Self> {
         let (address, mut options) = UrlOptions::split(url)?;
         let path =
             address.strip_prefix("sqlite:").map(|path| path.strip_prefix("//").unwrap_or(path));
-        let path = path.filter(|path| !path.is_empty()).ok_or_else(|| {
-            Error::invalid("this is no URL of a lock file; it looks like sqlite:/path/locks.db")
-        })?;
+        let path = path
+            .filter(|path| !path.is_empty())
+            .ok_or_else(|| Error::invalid("not a SQLite URL; expected sqlite:/path/locks.db"))?;
         let path = percent_encoding::percent_decode_str(path).decode_utf8();
-        let path = path.map_err(|_cause| Error::invalid("the path in the URL is no UTF-8"))?;
+        let path = path.map_err(|_cause| Error::invalid("the path in the URL is not UTF-8"))?;
         let mut config = Self::new(path.as_ref());
         if let Some(timeout) = options.take_millis("busy_timeout_ms")? {
             config = config.busy_timeout(timeout);
@@ -55,29 +55,29 @@ impl SqliteConfig {
         Ok(config)
     }
 
-    /// How long an operation may wait while other processes write to the file. Five seconds unless
-    /// told otherwise.
+    /// Sets how long an operation may wait while other processes write to the file. 5 seconds by
+    /// default.
     #[must_use]
     pub fn busy_timeout(mut self, timeout: Duration) -> Self {
         self.busy_timeout = timeout;
         self
     }
 
-    /// Lets `is_locked` delete a record that has been dead for a while, on the side. Off unless
-    /// asked for; fence counters stay in any case.
+    /// Lets `is_locked` delete a record that expired more than two seconds ago, in the background.
+    /// Off by default; fence counters are never deleted.
     #[must_use]
     pub fn cleanup_in_is_locked(mut self, enabled: bool) -> Self {
         self.cleanup_in_is_locked = enabled;
         self
     }
 
-    /// The file.
+    /// Returns the path of the lock file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What belongs to a key in the file, for people who look into it.
+    /// Returns where the records of a key are, for a person who inspects the file.
     pub(crate) fn explain(key: &Key) -> Vec<(&'static str, String)> {
         vec![
             ("lock", format!("syncguard_locks, key = {:?}", key.as_str())),

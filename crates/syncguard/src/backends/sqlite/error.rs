@@ -1,16 +1,16 @@
-//! What goes wrong with SQLite, in our words: by code, never by the text of a message.
+//! Maps errors of SQLite by code, never by message text.
 
 use rusqlite::ErrorCode as Sqlite;
 
 use crate::common::error::{Cause, Error, ErrorCode};
 
-/// Our error for one of SQLite's. Nothing was changed, because the transaction is rolled back; only
-/// of a disk that fails nobody knows what it has kept.
+/// Maps an error of SQLite. The transaction is rolled back, so the operation had no effect, except
+/// after a disk error: then it is unknown what the disk has kept.
 pub(super) fn map(error: &rusqlite::Error) -> Error {
     let (code, message) = classify(error.sqlite_error_code());
     let cause = match error.sqlite_error() {
-        Some(cause) => Cause(format!("SQLite answered {}", cause.extended_code)),
-        None => Cause("SQLite answered something that makes no sense".to_owned()),
+        Some(cause) => Cause(format!("SQLite returned code {}", cause.extended_code)),
+        None => Cause("SQLite returned an unexpected result".to_owned()),
     };
     let mapped = Error::new(code, message).with_source(cause);
     if is_disk_failure(error) { mapped } else { mapped.without_effect() }
@@ -27,35 +27,37 @@ fn classify(code: Option<Sqlite>) -> (ErrorCode, &'static str) {
     match code {
         Some(Sqlite::CannotOpen) => (
             ServiceUnavailable,
-            "the lock file cannot be opened; does its directory exist, and may it be written?",
+            "cannot open the lock file; check that its directory exists and is writable",
         ),
-        Some(Sqlite::SystemIoFailure) => (ServiceUnavailable, "the disk of the lock file fails"),
+        Some(Sqlite::SystemIoFailure) => {
+            (ServiceUnavailable, "a disk error occurred on the lock file")
+        }
         Some(Sqlite::DatabaseBusy | Sqlite::DatabaseLocked) => {
-            (NetworkTimeout, "the lock file was busy for too long")
+            (NetworkTimeout, "other processes kept the lock file busy until the timeout")
         }
         Some(
             Sqlite::ReadOnly | Sqlite::PermissionDenied | Sqlite::AuthorizationForStatementDenied,
         ) => (
             AuthFailed,
-            "the lock file may not be written; locks need write access to it and to its directory",
+            "the lock file is not writable; grant write access to it and to its directory",
         ),
-        Some(Sqlite::DiskFull) => (RateLimited, "no room is left for the lock file"),
-        Some(Sqlite::TooBig | Sqlite::ApiMisuse) => (InvalidArgument, "SQLite refuses this input"),
-        Some(Sqlite::NotADatabase) => (Internal, "the lock file is no SQLite database"),
-        Some(Sqlite::DatabaseCorrupt) => (Internal, "the lock file is damaged"),
-        _ => (Internal, "SQLite answered something that makes no sense"),
+        Some(Sqlite::DiskFull) => (RateLimited, "no disk space is left for the lock file"),
+        Some(Sqlite::TooBig | Sqlite::ApiMisuse) => (InvalidArgument, "SQLite refused the input"),
+        Some(Sqlite::NotADatabase) => (Internal, "the lock file is not a SQLite database"),
+        Some(Sqlite::DatabaseCorrupt) => (Internal, "the lock file is corrupt"),
+        _ => (Internal, "SQLite returned an unexpected error"),
     }
 }
 
-/// The file was busy until the caller's patience ended.
+/// Creates the error for a file that was busy until the caller's timeout.
 pub(super) fn busy() -> Error {
     let (code, message) = classify(Some(Sqlite::DatabaseBusy));
     Error::new(code, message).without_effect()
 }
 
-/// The thread that owns the file is gone, which only a bug can do.
+/// Creates the error for a worker thread that has ended, which only a bug can cause.
 pub(super) fn gone() -> Error {
-    Error::new(ErrorCode::Internal, "the worker of the lock file has ended")
+    Error::new(ErrorCode::Internal, "the worker thread of the lock file has ended")
 }
 
 #[cfg(test)]
@@ -69,9 +71,9 @@ mod tests {
         map(&rusqlite::Error::SqliteFailure(ffi::Error::new(code), text))
     }
 
-    /// Every row of SQLite's column in ADR 032's table, and every primary result code that is an error.
+    /// Every primary result code that is an error, by the table in ADR 032.
     #[test]
-    fn every_result_code_has_its_row() {
+    fn every_result_code_maps_to_its_error_code() {
         use ErrorCode::{
             AuthFailed, Internal, InvalidArgument, NetworkTimeout, RateLimited, ServiceUnavailable,
         };
@@ -102,22 +104,22 @@ mod tests {
             (ffi::SQLITE_NOTADB, Internal),
         ];
         for (code, expected) in table {
-            // An extended code says more, and is the same row.
+            // An extended code maps like its primary code.
             for extended in [code, code | (1 << 8), code | (5 << 8)] {
                 let error = mapped(extended);
                 assert_eq!(error.code(), expected, "{extended}");
-                // Only a disk that fails leaves a doubt.
+                // Only after a disk error is the effect unknown.
                 let is_doubtful = code == ffi::SQLITE_IOERR;
                 assert_eq!(error.may_have_taken_effect(), is_doubtful, "{extended}");
                 assert!(!format!("{error:?}").contains("canary"));
                 let cause = std::error::Error::source(&error).expect("a cause").to_string();
-                assert_eq!(cause, format!("SQLite answered {extended}"));
+                assert_eq!(cause, format!("SQLite returned code {extended}"));
             }
         }
     }
 
     #[test]
-    fn our_own_errors_have_their_rows() {
+    fn own_errors_have_their_codes() {
         let busy = busy();
         assert_eq!((busy.code(), busy.may_have_taken_effect()), (ErrorCode::NetworkTimeout, false));
         assert_eq!(gone().code(), ErrorCode::Internal);

@@ -1,4 +1,4 @@
-//! The file: opened, created, checked, and opened again when somebody has put another in its place.
+//! The lock file: opens it, creates it, checks it, and opens it again when it was replaced.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,26 +11,26 @@ use super::error;
 use crate::common::backoff::random_fraction;
 use crate::common::error::{Error, ErrorCode, Result};
 
-/// Marks a file as ours, in its header.
+/// Marks a lock file of syncguard, in the file's header.
 const APPLICATION_ID: i32 = i32::from_be_bytes(*b"SGLK");
 /// The version of `schema.sql`.
 const SCHEMA_VERSION: i32 = 1;
 
-/// The file and the connection to it.
+/// The lock file and the connection to it.
 #[derive(Debug)]
 pub(super) struct LockFile {
     path: PathBuf,
     open: Option<OpenFile>,
 }
 
-/// A connection, and which file it is a connection to.
+/// A connection and the identity of its file.
 #[derive(Debug)]
 struct OpenFile {
     db: Connection,
     identity: Identity,
 }
 
-/// Device and inode: which file it is, whatever its name.
+/// Device and inode, which identify a file regardless of its name.
 type Identity = (u64, u64);
 
 impl LockFile {
@@ -38,13 +38,11 @@ impl LockFile {
         Self { path, open: None }
     }
 
-    /// The connection to the file that is at the path now.
+    /// Returns the connection to the file that is at the path now.
     pub(super) fn connection(&mut self, give_up_at: Instant) -> Result<&mut Connection> {
         if !self.is_current() {
             if self.open.take().is_some() {
-                tracing::warn!(
-                    "the lock file was replaced; locks that were in the old one are lost"
-                );
+                tracing::warn!("the lock file was replaced; the locks in the old file are lost");
             }
             let path = &self.path;
             let opened = patiently(give_up_at, || Ok(OpenFile::identify(open(path)?, path)))?;
@@ -53,35 +51,35 @@ impl LockFile {
         self.open.as_mut().map(|open| &mut open.db).ok_or_else(replaced)
     }
 
-    /// Whether the connection still leads to the file at the path.
+    /// Returns whether the connection still uses the file at the path.
     pub(super) fn is_current(&self) -> bool {
         self.open.as_ref().is_some_and(|open| open.is_at(&self.path))
     }
 }
 
 impl OpenFile {
-    /// Finds out which file SQLite has opened. `None` if it is not the one at the path: another file
-    /// took its place meanwhile, and other processes would lock in that one.
+    /// Identifies the file that SQLite opened. Returns `None` if it is no longer the file at the
+    /// path, because other processes would then lock in another file.
     fn identify(db: Connection, path: &Path) -> Option<Self> {
-        // SQLite resolves symbolic links once; the name that counts is the one it has found.
+        // SQLite resolves symbolic links once, so use the name that it resolved.
         let resolved = db.path().map_or_else(|| path.to_owned(), PathBuf::from);
         let opened = Self { identity: identity(&resolved)?, db };
         opened.is_at(path).then_some(opened)
     }
 
     fn is_at(&self, path: &Path) -> bool {
-        // SQLite compares the inode of its own descriptor, so an identity that was taken of the wrong
-        // file cannot pass; the identity adds the device, and links in the path.
+        // SQLite compares the inode of its own descriptor, so the identity of a wrong file cannot
+        // pass. Our comparison adds the device, and follows links in the path.
         !has_moved(&self.db) && identity(path) == Some(self.identity)
     }
 }
 
 fn replaced() -> Error {
-    let message = "the lock file was deleted or replaced while it was opened; try again";
+    let message = "the lock file was deleted or replaced while it was being opened; try again";
     Error::new(ErrorCode::ServiceUnavailable, message).without_effect()
 }
 
-/// Whether the file of this connection is no longer found under its name.
+/// Returns whether the file of this connection is no longer found under its name.
 #[cfg(unix)]
 fn has_moved(db: &Connection) -> bool {
     let mut has_moved = 0;
@@ -106,14 +104,15 @@ fn identity(path: &Path) -> Option<Identity> {
     std::fs::metadata(path).ok().map(|_| (0, 0))
 }
 
-/// A short sleep between two tries, of random length, so that no process is always too late.
+/// Sleeps for a short random time between two attempts. The randomness keeps any one process from
+/// always being too late.
 pub(super) fn pause() {
     const SHORTEST: Duration = Duration::from_micros(100);
     const SPREAD: Duration = Duration::from_micros(900);
     std::thread::sleep(SHORTEST + SPREAD.mul_f64(random_fraction()));
 }
 
-/// Tries again while the file is busy, and while there is nothing.
+/// Retries `act` while the file is busy or `act` returns `None`, until `give_up_at`.
 fn patiently<T>(give_up_at: Instant, mut act: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     loop {
         let error = match act() {
@@ -135,52 +134,53 @@ fn open(path: &Path) -> Result<Connection> {
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let failed = |cause: rusqlite::Error| error::map(&cause);
     let mut db = Connection::open_with_flags(path, flags).map_err(failed)?;
-    // We wait ourselves, in slices, so that a release is never behind another's patience.
+    // The worker waits in short slices instead, so that a release never waits behind another
+    // operation's timeout.
     db.busy_timeout(Duration::ZERO).map_err(failed)?;
-    // SQLite opens a file that may not be written for reading, without a word.
+    // SQLite silently opens a file without write permission as read-only.
     if db.is_readonly("main").map_err(failed)? {
         return Err(error::map(&rusqlite::Error::SqliteFailure(
             rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_READONLY),
             None,
         )));
     }
-    // In one snapshot, because another process may be creating the tables.
+    // The transaction makes it one snapshot, because another process may be creating the tables.
     let has_tables = is_ours(&*db.unchecked_transaction().map_err(failed)?)?;
     let mode: String = db
         .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))
         .map_err(failed)?;
     if !mode.eq_ignore_ascii_case("wal") {
-        let message = "the file system of the lock file cannot do what SQLite's WAL needs";
+        let message = "the file system of the lock file does not support WAL; use a local disk";
         return Err(Error::invalid(message));
     }
     if !has_tables {
         create(&mut db)?;
     }
     db.pragma_update(None, "synchronous", "FULL").map_err(failed)?;
-    // A process that opens the file alone reads the whole log: it is kept short for commands that
+    // The first process that opens the file reads the whole log, so keep it short for commands that
     // run once.
     db.pragma_update(None, "wal_autocheckpoint", 128).map_err(failed)?;
     Ok(db)
 }
 
-/// Whether the file has our tables. Refuses a file of another program, or of a later version. To be
-/// asked inside a transaction.
+/// Returns whether the file has our tables. Fails for a file of another program or of another
+/// version. Call it inside a transaction.
 fn is_ours(db: &Connection) -> Result<bool> {
     let number = |name: &str| -> Result<i32> {
         db.pragma_query_value(None, name, |row| row.get(0)).map_err(|cause| error::map(&cause))
     };
     match (number("application_id")?, number("user_version")?) {
         (APPLICATION_ID, SCHEMA_VERSION) => Ok(true),
-        (APPLICATION_ID, _) => {
-            Err(Error::invalid("the lock file was written by a later version of this library"))
-        }
+        (APPLICATION_ID, _) => Err(Error::invalid(
+            "the lock file was written by a later version of syncguard; upgrade",
+        )),
         _ => {
             let tables = "SELECT count(*) FROM sqlite_schema";
             let tables: i64 =
                 db.query_row(tables, [], |row| row.get(0)).map_err(|cause| error::map(&cause))?;
             if tables > 0 {
                 return Err(Error::invalid(
-                    "this file is the database of another program; locks need a file of their own",
+                    "the file is a database of another program; use a separate file for locks",
                 ));
             }
             Ok(false)
@@ -188,7 +188,7 @@ fn is_ours(db: &Connection) -> Result<bool> {
     }
 }
 
-/// Creates the tables, unless another process was faster.
+/// Creates the tables, unless another process has created them.
 fn create(db: &mut Connection) -> Result<()> {
     let failed = |cause: rusqlite::Error| error::map(&cause);
     let transaction =
@@ -207,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder that is deleted with the test.
+    /// A directory that is deleted when the test ends.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -226,22 +226,22 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_to_a_file_that_was_replaced_meanwhile_is_not_used() {
+    fn a_connection_to_a_replaced_file_is_not_used() {
         let folder = Folder::new("replaced");
         let [path, other, link] = ["a.db", "b.db", "link.db"].map(|name| folder.0.join(name));
         drop(open(&other).expect("opens"));
         let opened = OpenFile::identify(open(&path).expect("opens"), &path).expect("at the path");
         assert!(opened.is_at(&path));
-        // Between opening and asking which file it is.
+        // The file is replaced between opening and identifying it.
         let db = open(&path).expect("opens");
         fs::rename(&other, &path).expect("renamed");
-        assert!(OpenFile::identify(db, &path).is_none(), "it is another file by now");
+        assert!(OpenFile::identify(db, &path).is_none(), "another file is at the path");
         assert!(!opened.is_at(&path));
-        // An identity of the wrong file does not help either.
+        // The identity of the new file does not make the old connection valid.
         let identity = identity(&path).expect("there");
         let mistaken = OpenFile { db: opened.db, identity };
         assert!(!mistaken.is_at(&path), "SQLite knows its own descriptor");
-        // A link that leads elsewhere by now, although the file is where it was.
+        // The link now leads to another file, although the first file has not moved.
         std::os::unix::fs::symlink(&path, &link).expect("linked");
         let db = open(&link).expect("opens");
         drop(open(&other).expect("opens"));

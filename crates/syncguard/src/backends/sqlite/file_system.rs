@@ -1,21 +1,22 @@
-//! Which file system the lock file is on: on one that several machines share, neither its locks nor
-//! wake-ups are reliable.
+//! Detects a lock file on a network file system, where neither locks nor notifications are
+//! reliable.
 
 use std::path::Path;
 
-use crate::contract::advice::Advice;
+use crate::contract::finding::Finding;
 
-/// What to say about the file system of a lock file; nothing about a local disk.
-pub(super) fn advice(path: &Path) -> Vec<Advice> {
-    kind_of(path).map(advice_for).into_iter().collect()
+/// Returns the findings about the file system of a lock file. A local disk has none.
+pub(super) fn findings(path: &Path) -> Vec<Finding> {
+    kind_of(path).map(finding_for).into_iter().collect()
 }
 
-fn advice_for(kind: &'static str) -> Advice {
-    Advice::new(
+fn finding_for(kind: &'static str) -> Finding {
+    Finding::new(
         "network-file-system",
         format!(
-            "the lock file is on a network file system ({kind}), where SQLite cannot rely on locks: \
-             use a disk of this machine, or a server such as Redis or PostgreSQL for several machines"
+            "the lock file is on a network file system ({kind}), where file locks are not \
+             reliable: use a local disk, or a server such as Redis or PostgreSQL for several \
+             machines"
         ),
     )
 }
@@ -25,15 +26,15 @@ fn kind_of(path: &Path) -> Option<&'static str> {
     numbers_of(path).into_iter().flatten().find_map(kind_by_number)
 }
 
-/// The file systems of the file and of the directory where SQLite keeps its other files. Links are
-/// followed, as SQLite follows them.
+/// Returns the file system types of the file and of the directory where SQLite keeps its other
+/// files. Follows links, as SQLite does.
 #[cfg(target_os = "linux")]
 fn numbers_of(path: &Path) -> [Option<u32>; 2] {
     let resolved = std::fs::canonicalize(path).unwrap_or_else(|_missing| path.to_owned());
     let folder = resolved.parent().filter(|folder| !folder.as_os_str().is_empty());
     [&resolved, folder.unwrap_or(Path::new("."))].map(|path| {
         let found = rustix::fs::statfs(path).ok()?;
-        // Only the lower half is the number that is documented.
+        // Only the lower half is the documented number.
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -48,7 +49,7 @@ fn kind_of(_path: &Path) -> Option<&'static str> {
     None
 }
 
-/// The name of a network or cluster file system, by the number that `statfs` gives it.
+/// Returns the name of a network or cluster file system by its type number from `statfs`.
 #[cfg(target_os = "linux")]
 fn kind_by_number(number: u32) -> Option<&'static str> {
     const KINDS: [(u32, &str); 19] = [
@@ -80,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_systems_of_several_machines_are_known() {
+    fn network_file_systems_are_recognized() {
         let table = [
             ("NFS", 0x6969),
             ("SMB", 0xFE53_4D42),
@@ -96,9 +97,9 @@ mod tests {
         ];
         for (kind, number) in table {
             assert_eq!(kind_by_number(number), Some(kind));
-            let advice = advice_for(kind);
-            assert_eq!(advice.subject(), "network-file-system");
-            assert!(advice.text().contains(kind), "{advice}");
+            let finding = finding_for(kind);
+            assert_eq!(finding.subject(), "network-file-system");
+            assert!(finding.text().contains(kind), "{finding}");
         }
         // ext4, btrfs, xfs, tmpfs, overlayfs, zfs.
         for local in [0xEF53, 0x9123_683E, 0x5846_5342, 0x0102_1994, 0x794C_7630, 0x2FC1_2FC1] {
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_judged_by_where_it_leads() {
+    fn links_are_followed() {
         const PROC: u32 = 0x9FA0;
         let folder = std::env::temp_dir().join(format!("syncguard-fs-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("created");

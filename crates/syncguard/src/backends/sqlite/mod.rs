@@ -1,20 +1,21 @@
-//! Locks in a file, shared by the processes of one machine. No server.
+//! Locks in a file, shared by the processes of one machine. There is no server.
 //!
-//! * One thread owns the file. What tasks ask at the same time shares a transaction, so many locks
-//!   cost one write to the disk; releases go first.
-//! * Every answer is on the disk before it is given (`synchronous=FULL`); fences survive whatever the
-//!   disk survives.
-//! * Wake-ups reach waiters in every process, by a small file beside the locks.
-//! * The file must be on a disk of this machine: on a network file system locks are not reliable.
+//! * One thread owns the file. Concurrent operations share a transaction, so many locks cost one
+//!   write to the disk; releases and extends run first.
+//! * An operation returns only after its transaction is on the disk (`synchronous=FULL`), so fences
+//!   survive whatever the disk survives.
+//! * Notifications reach waiters in every process through a small file next to the lock file.
+//! * The file must be on a local disk: on a network file system, locks are not reliable.
 //!
-//! See `docs/specs/sqlite.md` for what can make fences go backwards here.
+//! `docs/specs/sqlite.md` in the repository lists what can make fences go backwards.
 
+mod admin;
 mod config;
 mod error;
 mod file;
 mod file_system;
-mod rows;
-mod wake;
+mod listener;
+mod record;
 mod worker;
 
 use std::fmt;
@@ -29,20 +30,19 @@ use crate::common::fence::Fenced;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::contract::LockBackend;
-use crate::contract::advice::Advice;
+use crate::contract::admin::Admin;
 use crate::contract::capabilities::{Capabilities, TimeAuthority};
-use crate::contract::inspect::{Cursor, Inspection, Inspector, Page};
-use crate::contract::outcome::{Acquire, Extend, Release};
+use crate::contract::notifier::Subscription;
+use crate::contract::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
 use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
-use crate::contract::wake::WakeUps;
 pub use config::SqliteConfig;
 use file::LockFile;
-use rows::Trouble;
-use wake::Waker;
+use listener::{Freed, SqliteListener};
+use record::RowError;
 use worker::{Access, Done, Kind, Worker};
 
-/// Locks in a file of this machine. Clones share its thread.
+/// A backend that keeps locks in a local file. Clones share its thread.
 ///
 /// ```
 /// use syncguard::sqlite::SqliteConfig;
@@ -58,61 +58,61 @@ use worker::{Access, Done, Kind, Worker};
 /// ```
 #[derive(Clone)]
 pub struct SqliteBackend {
-    shared: Arc<Shared>,
+    shared: Arc<SqliteInner>,
 }
 
-struct Shared {
+struct SqliteInner {
     worker: Worker,
-    waker: Arc<Waker>,
+    listener: Arc<SqliteListener>,
     path: PathBuf,
     cleanup: CleanupGate,
 }
 
-impl Drop for Shared {
+impl Drop for SqliteInner {
     fn drop(&mut self) {
-        self.waker.close();
+        self.listener.close();
     }
 }
 
 impl SqliteBackend {
-    /// Opens the file, and creates it when it is not there.
+    /// Opens the file, and creates it if it does not exist.
     ///
     /// # Cancel safety
     ///
-    /// Dropped half-way, the file may have been created.
+    /// If you drop the future before it completes, the file may have been created.
     pub async fn open(config: SqliteConfig) -> Result<Self> {
         if config.busy_timeout.is_zero() {
             return Err(Error::invalid("busy_timeout must be positive"));
         }
-        let waker = Arc::new(Waker::new(&config.path));
+        let listener = Arc::new(SqliteListener::new(&config.path));
         let file = LockFile::new(config.path.clone());
-        let worker = Worker::start(file, Arc::clone(&waker), config.busy_timeout)?;
+        let worker = Worker::start(file, Arc::clone(&listener), config.busy_timeout)?;
         let cleanup = CleanupGate::new(config.cleanup_in_is_locked);
-        let shared = Shared { worker, waker, path: config.path, cleanup };
+        let shared = SqliteInner { worker, listener, path: config.path, cleanup };
         let backend = Self { shared: Arc::new(shared) };
         backend.read("open", |_db| Ok(())).await?;
-        for advice in file_system::advice(&backend.shared.path) {
-            tracing::warn!(subject = advice.subject(), "{advice}");
+        for finding in file_system::findings(&backend.shared.path) {
+            tracing::warn!(subject = finding.subject(), "{finding}");
         }
         Ok(backend)
     }
 
-    /// Asks something that needs no writing.
+    /// Runs an operation that only reads.
     async fn read<T, Work>(&self, operation: &'static str, work: Work) -> Result<T>
     where
         T: Send + 'static,
-        Work: Fn(&Connection) -> Result<T, Trouble> + Send + 'static,
+        Work: Fn(&Connection) -> Result<T, RowError> + Send + 'static,
     {
         let work = move |db: &Connection, _access: Access| Ok(Some(Done::of(work(db)?)));
         let answer = self.shared.worker.call(Kind::Read, work).await;
         answer.map_err(|error| error.with_operation(NAME, operation))
     }
 
-    /// Changes something, in a transaction.
+    /// Runs an operation that writes, in a transaction.
     async fn write<T, Work>(&self, operation: &'static str, kind: Kind, work: Work) -> Result<T>
     where
         T: Send + 'static,
-        Work: Fn(&Connection) -> Result<Done<T>, Trouble> + Send + 'static,
+        Work: Fn(&Connection) -> Result<Done<T>, RowError> + Send + 'static,
     {
         let work = move |db: &Connection, access: Access| match access {
             Access::Reading => Ok(None),
@@ -135,53 +135,55 @@ impl LockBackend for SqliteBackend {
     type Fencing = Fenced;
 
     fn capabilities(&self) -> Capabilities {
-        // An acquire whose caller has gone is not begun any more, and one that has begun is done
-        // before an undo has its turn.
+        // The worker does not start an acquire whose caller was dropped, and an acquire that has
+        // started ends before the undo runs.
         Capabilities::new::<Fenced>(NAME, TimeAuthority::Server).with_final_undo()
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let asked = request.clone();
         let work = move |db: &Connection, access: Access| match access {
-            Access::Reading => Ok(rows::try_without_writing(db, &asked)?.map(Done::of)),
-            Access::Writing => rows::acquire(db, &asked).map(Done::of).map(Some),
+            Access::Reading => Ok(record::try_without_writing(db, &asked)?.map(Done::of)),
+            Access::Writing => record::acquire(db, &asked).map(Done::of).map(Some),
         };
         let outcome = self.shared.worker.call(Kind::Write, work).await;
         let outcome = outcome
             .map_err(|error| error.with_key(request.key()).with_operation(NAME, "acquire"))?;
-        if let Acquire::Acquired(lease) = &outcome {
+        if let AcquireOutcome::Acquired(lease) = &outcome {
             lease.fence().warn_near_the_end(request.key());
         }
         Ok(outcome)
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let (lock_id, asked) = (request.lock_id(), request.clone());
         let released = self.write("release", Kind::Urgent, move |db| {
-            let (answer, freed) = rows::release(db, &asked)?;
+            let (answer, freed) = record::release(db, &asked)?;
+            let holder_age = asked.holder_age();
+            let freed = freed.map(|key| Freed { key, holder_age });
             Ok(Done { answer, freed })
         });
         released.await.map_err(|error| error.with_lock_id(lock_id))
     }
 
-    async fn extend(&self, request: &ExtendRequest) -> Result<Extend> {
+    async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
         let (lock_id, asked) = (request.lock_id(), request.clone());
-        let work = move |db: &Connection| rows::extend(db, &asked).map(Done::of);
+        let work = move |db: &Connection| record::extend(db, &asked).map(Done::of);
         let extended = self.write("extend", Kind::Urgent, work).await;
         extended.map_err(|error| error.with_lock_id(lock_id))
     }
 
     async fn is_locked(&self, key: &Key) -> Result<bool> {
         let asked = key.clone();
-        let found = self.read("is_locked", move |db| rows::is_locked(db, &asked)).await;
+        let found = self.read("is_locked", move |db| record::is_locked(db, &asked)).await;
         let (is_live, dead) = found.map_err(|error| error.with_key(key))?;
         if let Some((dead, now)) = dead
             && self.shared.cleanup.admits(dead.expires_at, now)
         {
-            // On the side, and best effort: what is left is left to the next acquire.
+            // In the background and best effort: the next acquire replaces a row that is left.
             self.shared.worker.send(Kind::Write, move |db, access| match access {
                 Access::Reading => Ok(None),
-                Access::Writing => rows::clean_up(db, dead.lock_id).map(Done::of).map(Some),
+                Access::Writing => record::clean_up(db, dead.lock_id).map(Done::of).map(Some),
             });
         }
         Ok(is_live)
@@ -189,36 +191,21 @@ impl LockBackend for SqliteBackend {
 
     async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
         let asked = key.clone();
-        let found = self.read("lookup", move |db| rows::lookup_key(db, &asked)).await;
+        let found = self.read("lookup", move |db| record::lookup_key(db, &asked)).await;
         found.map_err(|error| error.with_key(key))
     }
 
     async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
         let asked = *lock_id;
-        let found = self.read("lookup", move |db| rows::lookup_id(db, asked)).await;
+        let found = self.read("lookup", move |db| record::lookup_id(db, asked)).await;
         found.map_err(|error| error.with_lock_id(*lock_id))
     }
 
-    async fn wake_ups(&self, key: &Key) -> Option<WakeUps> {
-        Some(self.shared.waker.subscribe(key))
+    async fn subscribe(&self, key: &Key) -> Option<Subscription> {
+        Some(self.shared.listener.subscribe(key))
     }
 
-    fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+    fn admin(&self) -> Option<Arc<dyn Admin>> {
         Some(Arc::new(self.clone()))
-    }
-}
-
-impl Inspector for SqliteBackend {
-    fn list<'a>(&'a self, after: Option<&'a Cursor>) -> Inspection<'a, Page> {
-        let after = after.map_or_else(String::new, |cursor| cursor.place().to_owned());
-        Box::pin(async move {
-            let (locks, next) = self.read("list", move |db| rows::list(db, &after)).await?;
-            Ok(Page::new(locks, next.map(Cursor::new)))
-        })
-    }
-
-    fn advice(&self) -> Inspection<'_, Vec<Advice>> {
-        let found = file_system::advice(&self.shared.path);
-        Box::pin(async move { Ok(found) })
     }
 }

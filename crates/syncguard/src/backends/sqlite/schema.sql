@@ -1,4 +1,4 @@
--- Version 1. A lock holds its key; a counter outlives every lock and is never deleted.
+-- Version 1. A row of syncguard_locks is a lock; a row of syncguard_fences is never deleted.
 CREATE TABLE syncguard_locks (
   key TEXT PRIMARY KEY,
   lock_id TEXT NOT NULL UNIQUE,

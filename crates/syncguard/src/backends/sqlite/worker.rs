@@ -1,6 +1,6 @@
-//! The one thread that owns the connection. What was asked meanwhile shares a transaction, releases
-//! first; while another process writes, it waits in short slices and looks at each whether somebody
-//! has given up or a release has come.
+//! The thread that owns the connection. Pending operations share a transaction, releases and
+//! extends first. While another process writes, the thread waits in short slices, and after each
+//! slice checks for new operations, dropped callers and deadlines.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,77 +10,80 @@ use tokio::sync::oneshot;
 
 use super::error;
 use super::file::{LockFile, pause};
-use super::rows::Trouble;
-use super::wake::Waker;
+use super::listener::{Freed, SqliteListener};
+use super::record::RowError;
 use crate::common::error::{Error, ErrorCode as OurCode, Result};
-use crate::common::key::Key;
 
-/// How an operation looks at the file.
+/// How an operation may access the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Nothing may be written: another process is writing.
+    /// Without the write lock, so nothing may be written.
     Reading,
-    /// The file is ours for the moment.
+    /// With the write lock.
     Writing,
 }
 
-/// What kind of operation it is, in the order of their turns.
+/// The kind of an operation, in the order in which they run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// It never writes, so it waits for nobody.
+    /// Never writes, so it never waits for other processes.
     Read,
-    /// Releases, and extends: somebody waits for them or depends on them.
+    /// Releases and extends, which waiters and holders depend on.
     Urgent,
     /// Everything else.
     Write,
 }
 
-/// What an operation came to.
+/// The result of an operation.
 pub(super) struct Done<T> {
     pub(super) answer: T,
-    /// The key that is free now.
-    pub(super) freed: Option<Key>,
+    /// The key that the operation released.
+    pub(super) freed: Option<Freed>,
 }
 
 impl<T> Done<T> {
-    /// An answer that frees no key.
+    /// Creates a result that releases no key.
     pub(super) fn of(answer: T) -> Self {
         Self { answer, freed: None }
     }
 }
 
-/// The handle of the worker; the thread ends with it.
+/// The handle of the worker thread, which ends when the handle is dropped.
 #[derive(Debug)]
 pub(super) struct Worker {
     queue: Arc<Queue>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Worker {
-    pub(super) fn start(file: LockFile, waker: Arc<Waker>, patience: Duration) -> Result<Self> {
+    pub(super) fn start(
+        file: LockFile,
+        listener: Arc<SqliteListener>,
+        timeout: Duration,
+    ) -> Result<Self> {
         let queue = Arc::new(Queue::default());
         let serve = {
             let queue = Arc::clone(&queue);
-            move || queue.serve(file, &waker)
+            move || queue.serve(file, &listener)
         };
         let thread = std::thread::Builder::new().name("syncguard-sqlite".to_owned()).spawn(serve);
         thread.map_err(|cause| {
-            let message = "no thread could be started for the lock file";
+            let message = "cannot start a thread for the lock file";
             Error::new(OurCode::RateLimited, message).with_source(cause)
         })?;
-        Ok(Self { queue, patience })
+        Ok(Self { queue, timeout })
     }
 
-    /// Lets the worker do something and waits for the answer. `work` may be asked several times; it
-    /// answers `None` when it has to write and may not.
+    /// Runs `work` on the worker thread and waits for the result. `work` may be called several
+    /// times; it returns `None` if it must write but has no write access.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it does not happen any more unless it is happening already.
+    /// If you drop the future, the work does not run unless it has already started.
     pub(super) async fn call<T, Work>(&self, kind: Kind, work: Work) -> Result<T>
     where
         T: Send + 'static,
-        Work: FnMut(&Connection, Access) -> Result<Option<Done<T>>, Trouble> + Send + 'static,
+        Work: FnMut(&Connection, Access) -> Result<Option<Done<T>>, RowError> + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
         let give_up_at = self.give_up_at();
@@ -90,10 +93,10 @@ impl Worker {
         answer.await.unwrap_or_else(|_closed| Err(error::gone()))
     }
 
-    /// Lets the worker do something whose outcome does not matter. It needs no runtime.
+    /// Runs `work` on the worker thread and ignores the result. Needs no runtime.
     pub(super) fn send<Work>(&self, kind: Kind, work: Work)
     where
-        Work: FnMut(&Connection, Access) -> Result<Option<Done<()>>, Trouble> + Send + 'static,
+        Work: FnMut(&Connection, Access) -> Result<Option<Done<()>>, RowError> + Send + 'static,
     {
         let give_up_at = self.give_up_at();
         let call = Call { kind, work, reply: None, result: None, freed: None, give_up_at };
@@ -101,9 +104,9 @@ impl Worker {
     }
 
     fn give_up_at(&self) -> Instant {
-        /// As good as no limit.
+        /// In effect no limit, but small enough that the addition cannot overflow.
         const LONGEST: Duration = Duration::from_hours(24 * 365);
-        Instant::now() + self.patience.min(LONGEST)
+        Instant::now() + self.timeout.min(LONGEST)
     }
 }
 
@@ -114,34 +117,34 @@ impl Drop for Worker {
     }
 }
 
-/// Something to do, whatever it answers.
+/// A pending operation, whatever its result type.
 trait Job: Send {
     fn kind(&self) -> Kind;
-    /// Whether somebody still waits for the answer.
+    /// Returns whether the caller still waits for the result.
     fn is_wanted(&self) -> bool;
     fn give_up_at(&self) -> Instant;
-    /// Does it, and says whether there is an answer.
+    /// Runs the operation and returns whether it has a result.
     fn run(&mut self, db: &Connection, access: Access) -> rusqlite::Result<bool>;
-    /// The key that is free once this is committed.
-    fn freed(&mut self) -> Option<Key>;
-    /// Answers: what it came to, or why it did not.
+    /// Takes the key that is free once the operation is committed.
+    fn freed(&mut self) -> Option<Freed>;
+    /// Sends the caller the result, or the error of the commit.
     fn settle(self: Box<Self>, committed: Result<()>);
 }
 
 struct Call<T, Work> {
     kind: Kind,
     work: Work,
-    /// None where nobody waits for the outcome.
+    /// `None` if no caller waits for the result.
     reply: Option<oneshot::Sender<Result<T>>>,
     result: Option<Result<T>>,
-    freed: Option<Key>,
+    freed: Option<Freed>,
     give_up_at: Instant,
 }
 
 impl<T, Work> Job for Call<T, Work>
 where
     T: Send,
-    Work: FnMut(&Connection, Access) -> Result<Option<Done<T>>, Trouble> + Send,
+    Work: FnMut(&Connection, Access) -> Result<Option<Done<T>>, RowError> + Send,
 {
     fn kind(&self) -> Kind {
         self.kind
@@ -162,13 +165,13 @@ where
                 self.freed = done.freed;
             }
             Ok(None) => self.result = None,
-            Err(Trouble::Refused(error)) => self.result = Some(Err(error)),
-            Err(Trouble::Sqlite(error)) => return Err(error),
+            Err(RowError::Refused(error)) => self.result = Some(Err(error)),
+            Err(RowError::Sqlite(error)) => return Err(error),
         }
         Ok(self.result.is_some())
     }
 
-    fn freed(&mut self) -> Option<Key> {
+    fn freed(&mut self) -> Option<Freed> {
         self.freed.take()
     }
 
@@ -176,7 +179,7 @@ where
         let Self { reply, result, .. } = *self;
         let result = committed.and_then(|()| result.unwrap_or_else(|| Err(error::gone())));
         if let Some(reply) = reply {
-            // Whoever has gone needs no answer.
+            // A caller that was dropped needs no result.
             drop(reply.send(result));
         }
     }
@@ -212,29 +215,29 @@ impl Queue {
         self.changed.notify_one();
     }
 
-    /// Puts what has come into the batch, releases before everything else.
+    /// Moves the pending operations into the batch, with reads, releases and extends in front.
     fn take_into(&self, batch: &mut Batch) {
         batch.append(&mut self.waiting().jobs);
-        // Stable: what came first of its kind stays first.
+        // The sort is stable, so operations otherwise keep their order.
         batch.sort_by_key(|job| job.kind() == Kind::Write);
     }
 
-    /// Waits for something to do; `false` when the backend is gone and nothing is left.
+    /// Waits for an operation. Returns `false` when the backend was dropped and none is left.
     fn wait(&self) -> bool {
         let is_idle = |waiting: &mut Waiting| waiting.jobs.is_empty() && !waiting.is_closed;
         let waiting = self.changed.wait_while(self.waiting(), is_idle);
         !waiting.unwrap_or_else(PoisonError::into_inner).jobs.is_empty()
     }
 
-    fn serve(&self, mut file: LockFile, waker: &Waker) {
+    fn serve(&self, mut file: LockFile, listener: &SqliteListener) {
         while self.wait() {
             let mut batch = Batch::new();
             self.take_into(&mut batch);
-            self.serve_batch(&mut file, waker, batch);
+            self.serve_batch(&mut file, listener, batch);
         }
     }
 
-    fn serve_batch(&self, file: &mut LockFile, waker: &Waker, mut batch: Batch) {
+    fn serve_batch(&self, file: &mut LockFile, listener: &SqliteListener, mut batch: Batch) {
         loop {
             batch.retain(|job| job.is_wanted());
             let now = Instant::now();
@@ -243,7 +246,7 @@ impl Queue {
             let Some(give_up_at) = batch.iter().map(|job| job.give_up_at()).min() else { return };
             let db = match file.connection(give_up_at) {
                 Ok(db) => db,
-                // Some have more patience than others.
+                // Only the operations with the earliest deadline have failed.
                 Err(error) if error.code() == OurCode::NetworkTimeout => continue,
                 Err(error) => return refuse(batch, &error),
             };
@@ -254,23 +257,25 @@ impl Queue {
             match commit(db, &mut batch) {
                 Ok(()) => {
                     if !file.is_current() {
-                        // In a file that is no longer at the path: once more, in the other one.
+                        // The commit went to a file that is no longer at the path; run again in the
+                        // new file.
                         continue;
                     }
-                    let freed: Vec<Key> = batch.iter_mut().filter_map(|job| job.freed()).collect();
-                    waker.tell(&freed);
+                    let freed: Vec<Freed> =
+                        batch.iter_mut().filter_map(|job| job.freed()).collect();
+                    listener.notify(&freed);
                     return batch.into_iter().for_each(|job| job.settle(Ok(())));
                 }
                 Err(cause) if is_busy(&cause) => {
-                    // An acquire that sees the lock held needs no more than that.
+                    // An acquire that sees that the lock is held needs no write.
                     read(db, &mut batch, |_kind| true);
                     pause();
                     self.take_into(&mut batch);
                 }
-                // One of them may be the reason; alone, it fails alone.
+                // One operation may be the cause. Run each alone, so that only that one fails.
                 Err(cause) if batch.len() > 1 && !error::is_disk_failure(&cause) => {
                     for job in batch {
-                        self.serve_batch(file, waker, vec![job]);
+                        self.serve_batch(file, listener, vec![job]);
                     }
                     return;
                 }
@@ -280,7 +285,8 @@ impl Queue {
     }
 }
 
-/// Serves those for whom reading is enough. What fails stays, to fail in a transaction.
+/// Runs the operations for which reading is enough. One that fails stays in the batch, and runs
+/// again in a transaction.
 fn read(db: &Connection, batch: &mut Batch, is_asked: impl Fn(Kind) -> bool) {
     let served = batch.extract_if(.., |job| {
         is_asked(job.kind()) && job.run(db, Access::Reading).unwrap_or(false)
@@ -288,7 +294,7 @@ fn read(db: &Connection, batch: &mut Batch, is_asked: impl Fn(Kind) -> bool) {
     served.for_each(|job| job.settle(Ok(())));
 }
 
-/// Does everything in one transaction.
+/// Runs the batch in one transaction.
 fn commit(db: &mut Connection, batch: &mut Batch) -> rusqlite::Result<()> {
     let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for job in batch {
@@ -315,13 +321,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_was_committed_to_a_file_that_was_replaced_meanwhile_is_done_again() {
+    async fn a_commit_to_a_replaced_file_is_repeated_in_the_new_file() {
         let folder = std::env::temp_dir().join(format!("syncguard-worker-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("created");
         let path = folder.join("locks.db");
-        let waker = Arc::new(Waker::new(&path));
+        let listener = Arc::new(SqliteListener::new(&path));
         let file = LockFile::new(path.clone());
-        let worker = Worker::start(file, waker, Duration::from_secs(10)).expect("starts");
+        let worker = Worker::start(file, listener, Duration::from_secs(10)).expect("starts");
         let mut rounds = 0;
         let work = move |db: &Connection, access: Access| {
             if access == Access::Reading {
@@ -330,7 +336,7 @@ mod tests {
             rounds += 1;
             db.execute("INSERT INTO syncguard_fences VALUES ('k', ?1)", [rounds])?;
             if rounds == 1 {
-                // In the middle of the transaction.
+                // Deletes the file in the middle of the transaction.
                 for end in ["", "-wal", "-shm"] {
                     drop(fs::remove_file(format!("{}{end}", path.display())));
                 }
@@ -342,7 +348,7 @@ mod tests {
             let query = "SELECT fence FROM syncguard_fences WHERE key = 'k'";
             Ok(Some(Done::of(db.query_row(query, [], |row| row.get::<_, i64>(0))?)))
         });
-        assert_eq!(stored.await.expect("works"), 2, "it is in the file that others see");
+        assert_eq!(stored.await.expect("works"), 2, "it is in the file at the path");
         fs::remove_dir_all(&folder).expect("removed");
     }
 }

@@ -18,7 +18,7 @@ use crate::lock::clock::LocalClock;
 use crate::lock::locker::Locker;
 use crate::lock::options::LockOptions;
 
-/// Polls a future up to `polls` times, as it asks for it, and answers what it ended with, if it did.
+/// Polls a future up to `polls` times, when it is woken, and returns its output if it completes.
 async fn poll_up_to<T>(mut work: Pin<&mut impl Future<Output = T>>, polls: usize) -> Option<T> {
     let mut left = polls;
     poll_fn(|context| {
@@ -28,7 +28,7 @@ async fn poll_up_to<T>(mut work: Pin<&mut impl Future<Output = T>>, polls: usize
         left -= 1;
         match work.as_mut().poll(context) {
             Poll::Ready(value) => Poll::Ready(Some(value)),
-            // The last poll's wake-up is not waited for: this is where the future is left.
+            // Does not wait for another wake after the last poll: the future is left here.
             Poll::Pending if left == 0 => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
@@ -36,7 +36,7 @@ async fn poll_up_to<T>(mut work: Pin<&mut impl Future<Output = T>>, polls: usize
     .await
 }
 
-/// Polls a future up to `polls` times and then drops it. Answers whether it ended before.
+/// Polls a future up to `polls` times and then drops it. Returns whether it completed before.
 pub(super) async fn poll_then_drop(work: impl Future, polls: usize) -> bool {
     poll_up_to(pin!(work), polls).await.is_some()
 }
@@ -77,14 +77,14 @@ pub async fn a_wait_dropped_anywhere_leaves_no_lock<F: Fixture>(fixture: &F) {
     for polls in 1..MOST_POLLS {
         let key = fresh_key("drop-wait");
         let (holder, waiter) = (locker(Arc::clone(&backend)), locker(Arc::clone(&backend)));
-        let mut guard = holder.lock(&key).await.expect("free");
+        let guard = holder.lock(&key).await.expect("free");
         let waiting = tokio::spawn({
             let (waiter, key) = (waiter.clone(), key.clone());
             async move { poll_then_drop(waiter.lock(&key), polls).await }
         });
         tokio::time::sleep(Duration::from_millis(5)).await;
         guard.release().await.expect("works");
-        // Either it got that far, or it hangs in a poll that nothing wakes any more.
+        // Either it was polled that often, or it hangs because nothing wakes it.
         let ended = tokio::time::timeout(Duration::from_secs(5), waiting).await;
         let ended = ended.expect("the release wakes it").expect("no panic");
         waiter.shutdown().await.expect("the background work ends");
@@ -103,7 +103,7 @@ pub async fn a_release_dropped_anywhere_still_releases<F: Fixture>(fixture: &F) 
     for polls in 0..MOST_POLLS {
         let key = fresh_key("drop-release");
         let locker = locker(Arc::clone(&backend));
-        let mut guard = locker.lock(&key).await.expect("free");
+        let guard = locker.lock(&key).await.expect("free");
         let ended = poll_then_drop(guard.release(), polls).await;
         drop(guard);
         locker.shutdown().await.expect("the background work ends");
@@ -115,17 +115,17 @@ pub async fn a_release_dropped_anywhere_still_releases<F: Fixture>(fixture: &F) 
     panic!("release() did not end within {MOST_POLLS} polls");
 }
 
-/// Wherever `extend` is dropped, the lock is still the holder's, and can be released.
+/// Wherever `extend` is dropped, the holder keeps the lock and can release it.
 pub async fn an_extend_dropped_anywhere_does_no_harm<F: Fixture>(fixture: &F) {
     let backend = Arc::new(fixture.backend().await);
     for polls in 0..MOST_POLLS {
         let key = fresh_key("drop-extend");
         let locker = locker(Arc::clone(&backend));
-        let mut guard = locker.lock(&key).await.expect("free");
+        let guard = locker.lock(&key).await.expect("free");
         let ended = poll_then_drop(guard.extend(ttl(45_000)), polls).await;
         assert!(guard.is_valid());
         assert!(backend.is_locked(&key).await.expect("works"), "after {polls} polls");
-        assert_eq!(guard.release().await.expect("works"), crate::Release::Released);
+        assert_eq!(guard.release().await.expect("works"), crate::ReleaseOutcome::Released);
         assert!(!backend.is_locked(&key).await.expect("works"), "after {polls} polls");
         if ended {
             return;
@@ -134,8 +134,8 @@ pub async fn an_extend_dropped_anywhere_does_no_harm<F: Fixture>(fixture: &F) {
     panic!("extend() did not end within {MOST_POLLS} polls");
 }
 
-/// Wherever a read, or a bare operation of the backend, is dropped, the backend goes on working
-/// and answers the next caller with that caller's own answer.
+/// Wherever a read, or a bare operation of the backend, is dropped, the backend keeps working and
+/// the next caller gets its own answer.
 pub async fn a_read_dropped_anywhere_does_no_harm<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let (held, free) = (fresh_key("drop-read-held"), fresh_key("drop-read-free"));
@@ -145,7 +145,7 @@ pub async fn a_read_dropped_anywhere_does_no_harm<F: Fixture>(fixture: &F) {
             poll_then_drop(backend.is_locked(&held), polls).await,
             poll_then_drop(backend.lookup_key(&held), polls).await,
             poll_then_drop(backend.lookup_id(&lock_id), polls).await,
-            poll_then_drop(backend.wake_ups(&held), polls).await,
+            poll_then_drop(backend.subscribe(&held), polls).await,
             poll_then_drop(backend.extend(&ExtendRequest::new(lock_id, LONG)), polls).await,
         ];
         assert!(!backend.is_locked(&free).await.expect("works"));
@@ -165,7 +165,7 @@ fn assert_aborted<T: Debug>(operation: &str, result: &Result<T>) {
     assert!(matches!(code, Err(ErrorCode::Aborted)), "{operation}: {result:?}");
 }
 
-/// With a token that was cancelled before, no operation begins: nothing is written.
+/// With a token that is already canceled, no operation begins: nothing is written.
 pub async fn a_token_ends_every_operation_before_it_begins<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let (held, free) = (fresh_key("cancelled-held"), fresh_key("cancelled-free"));
@@ -181,10 +181,10 @@ pub async fn a_token_ends_every_operation_before_it_begins<F: Fixture>(fixture: 
     assert_aborted("is_locked", &cancellable(&token, backend.is_locked(&held)).await);
     assert_aborted("lookup_key", &cancellable(&token, backend.lookup_key(&held)).await);
     assert_aborted("lookup_id", &cancellable(&token, backend.lookup_id(&lock_id)).await);
-    if let Some(inspector) = backend.inspector() {
-        assert_aborted("list", &cancellable(&token, inspector.list(None)).await);
-        assert_aborted("advice", &cancellable(&token, inspector.advice()).await);
-        assert_aborted("setup", &cancellable(&token, inspector.setup()).await);
+    if let Some(admin) = backend.admin() {
+        assert_aborted("list", &cancellable(&token, admin.list(None)).await);
+        assert_aborted("findings", &cancellable(&token, admin.findings()).await);
+        assert_aborted("setup", &cancellable(&token, admin.setup()).await);
     }
     assert_unchanged(before.as_ref(), fixture.peek(&held).await.as_ref());
     assert_eq!(fixture.fence_counter(&held).await, fence.get());
@@ -193,7 +193,7 @@ pub async fn a_token_ends_every_operation_before_it_begins<F: Fixture>(fixture: 
     assert!(!fixture.knows_id(&acquire.lock_id()).await);
 }
 
-/// Polls an operation up to `polls` times and cancels it then. Answers whether it ended before.
+/// Polls an operation up to `polls` times and then cancels it. Returns whether it completed before.
 async fn cancel_after<T: Debug>(
     name: &str,
     operation: impl Future<Output = Result<T>>,
@@ -207,15 +207,15 @@ async fn cancel_after<T: Debug>(
     }
     token.cancel();
     let answer = tokio::time::timeout(Duration::from_secs(5), work).await;
-    assert_aborted(name, &answer.unwrap_or_else(|_| panic!("{name} goes on although cancelled")));
+    assert_aborted(name, &answer.unwrap_or_else(|_| panic!("{name} continues although canceled")));
     false
 }
 
-/// Wherever a token is cancelled, the operation ends with [`ErrorCode::Aborted`] and the backend
-/// goes on working. What the operation may have done can be undone, or done again.
-pub async fn a_token_ends_every_operation_half_way<F: Fixture>(fixture: &F) {
+/// Wherever a token is canceled, the operation ends with [`ErrorCode::Aborted`] and the backend
+/// keeps working. What the operation may have done can be undone, or repeated.
+pub async fn a_token_ends_every_operation_in_progress<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
-    let inspector = backend.inspector();
+    let admin = backend.admin();
     for polls in 1..MOST_POLLS {
         let (held, free) = (fresh_key("cut-held"), fresh_key("cut-free"));
         let (lock_id, _fence) = acquire(&backend, &held).await;
@@ -228,10 +228,10 @@ pub async fn a_token_ends_every_operation_half_way<F: Fixture>(fixture: &F) {
             cancel_after("acquire", backend.acquire(&taking), polls).await,
             cancel_after("extend", backend.extend(&extend), polls).await,
         ];
-        if let Some(inspector) = &inspector {
-            ended.push(cancel_after("list", inspector.list(None), polls).await);
-            ended.push(cancel_after("advice", inspector.advice(), polls).await);
-            ended.push(cancel_after("setup", inspector.setup(), polls).await);
+        if let Some(admin) = &admin {
+            ended.push(cancel_after("list", admin.list(None), polls).await);
+            ended.push(cancel_after("findings", admin.findings(), polls).await);
+            ended.push(cancel_after("setup", admin.setup(), polls).await);
         }
         let found = backend.lookup_key(&held).await.expect("works").expect("still held");
         assert_eq!(found.lock_id, lock_id, "an answer went to the wrong caller");

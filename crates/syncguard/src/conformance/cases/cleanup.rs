@@ -1,4 +1,4 @@
-//! Opportunistic cleanup in `is_locked`: only where asked for, and never a counter.
+//! Opportunistic cleanup in `is_locked`: only if it is enabled, and never of a counter.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use super::{Fixture, fresh_key, planted};
 use crate::common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS};
 use crate::contract::LockBackend;
 
-/// Without being asked for, a dead record stays where it is.
-pub async fn nothing_is_cleaned_up_unless_asked_for<F: Fixture>(fixture: &F) {
+/// By default, a dead record stays where it is.
+pub async fn nothing_is_cleaned_up_by_default<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("no-cleanup");
     fixture.plant(&planted(&key, 3, -600_000)).await;
@@ -17,13 +17,13 @@ pub async fn nothing_is_cleaned_up_unless_asked_for<F: Fixture>(fixture: &F) {
     assert_eq!(fixture.peek(&key).await.is_some(), before.is_some());
 }
 
-/// A record that has been dead for long goes, its counter stays.
-pub async fn an_old_record_is_cleaned_up_and_its_counter_spared<F: Fixture>(fixture: &F) {
+/// A record that has been dead for long is deleted, and its counter stays.
+pub async fn an_old_record_is_cleaned_up_and_its_counter_is_kept<F: Fixture>(fixture: &F) {
     let backend = fixture.backend_with_cleanup().await;
     let key = fresh_key("cleanup");
     let old = planted(&key, 3, -600_000);
     fixture.plant(&old).await;
-    // It happens on the side and at a limited rate, so it may take a few calls.
+    // Cleanup runs in the background and at a limited rate, so it may take a few calls.
     for _ in 0..100 {
         assert!(!backend.is_locked(&key).await.expect("works"));
         if fixture.peek(&key).await.is_none() {
@@ -36,7 +36,7 @@ pub async fn an_old_record_is_cleaned_up_and_its_counter_spared<F: Fixture>(fixt
     assert_eq!(fixture.fence_counter(&key).await, 3);
 }
 
-/// A record that is alive, or was until a moment ago, is not touched.
+/// A record that is live, or was until a moment ago, is not deleted.
 pub async fn a_recent_record_is_not_cleaned_up<F: Fixture>(fixture: &F) {
     let margin_ms = i64::try_from(fixture.clock_margin().as_millis()).expect("small");
     let guard_edge_ms = margin_ms - CLEANUP_GUARD_MS.cast_signed();

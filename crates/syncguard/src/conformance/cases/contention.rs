@@ -1,4 +1,4 @@
-//! Two who want the same lock.
+//! Several requests for the same lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,40 +7,40 @@ use std::time::Duration;
 use super::{Fixture, LONG, acquire, assert_unchanged, fresh_key, planted, request};
 use crate::common::time::TIME_TOLERANCE_MS;
 use crate::contract::LockBackend;
-use crate::contract::outcome::Acquire;
+use crate::contract::outcome::AcquireOutcome;
 use crate::lock::clock::LocalClock;
 use crate::lock::locker::Locker;
 use crate::lock::options::LockOptions;
 
-/// A contended acquire answers so and writes nothing, not even the fence counter.
+/// A contended acquire returns `Contended` and writes nothing, not even the fence counter.
 pub async fn a_held_lock_is_contended_and_only_read<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("contended");
     let (_lock_id, fence) = acquire(&backend, &key).await;
     let before = fixture.peek(&key).await;
     let second = request(&key);
-    let outcome = backend.acquire(&second).await.expect("contention is no error");
-    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    let outcome = backend.acquire(&second).await.expect("contention is not an error");
+    assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{outcome:?}");
     assert_unchanged(before.as_ref(), fixture.peek(&key).await.as_ref());
     assert_eq!(fixture.fence_counter(&key).await, fence.get());
     assert!(!fixture.knows_id(&second.lock_id()).await);
 }
 
-/// Where the time until the holder's lock is dead is known, it includes the tolerance.
-pub async fn contention_says_when_the_lock_is_dead<F: Fixture>(fixture: &F) {
+/// If the backend reports when the holder's lock is dead, that time includes the tolerance.
+pub async fn contention_reports_when_the_lock_is_dead<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("free-in");
     fixture.plant(&planted(&key, 1, 10_000)).await;
     let outcome = backend.acquire(&request(&key)).await.expect("works");
-    let Acquire::Contended { free_in } = outcome else { panic!("{outcome:?}") };
-    if let Some(free_in) = free_in {
+    let AcquireOutcome::Contended { expires_in } = outcome else { panic!("{outcome:?}") };
+    if let Some(expires_in) = expires_in {
         let most = Duration::from_millis(10_000 + TIME_TOLERANCE_MS);
         let least = most.saturating_sub(fixture.clock_margin());
-        assert!((least..=most).contains(&free_in), "{free_in:?}");
+        assert!((least..=most).contains(&expires_in), "{expires_in:?}");
     }
 }
 
-/// Of many acquires at the same time exactly one wins.
+/// Of many acquires at the same time, exactly one wins.
 pub async fn parallel_acquires_have_one_winner<F: Fixture>(fixture: &F) {
     let backend = Arc::new(fixture.backend().await);
     let key = fresh_key("race");
@@ -53,12 +53,12 @@ pub async fn parallel_acquires_have_one_winner<F: Fixture>(fixture: &F) {
     let mut winners = 0;
     for attempt in attempts {
         match attempt.await.expect("no panic") {
-            Acquire::Acquired(lease) => {
+            AcquireOutcome::Acquired(lease) => {
                 winners += 1;
                 assert_eq!(lease.fence().get(), 1);
             }
-            Acquire::Contended { .. } => {}
-            Acquire::Spent => panic!("a new request cannot be spent"),
+            AcquireOutcome::Contended { .. } => {}
+            AcquireOutcome::AlreadyUsed => panic!("a new request cannot be used already"),
         }
     }
     assert_eq!(winners, 1);
@@ -71,7 +71,7 @@ pub async fn sixteen_tasks_lose_no_update<F: Fixture>(fixture: &F) {
     const TASKS: u64 = 16;
     const TURNS: u64 = 8;
     let options = LockOptions::default().ttl(LONG).timeout(Duration::from_mins(1));
-    let options = options.retry(crate::RetryPolicy { max_retries: None, ..Default::default() });
+    let options = options.retry(crate::RetryPolicy::default().max_retries(None));
     let locker =
         Locker::builder(fixture.backend().await).clock(LocalClock::Tokio).options(options).build();
     let locker = locker.expect("inside a runtime");
@@ -83,7 +83,7 @@ pub async fn sixteen_tasks_lose_no_update<F: Fixture>(fixture: &F) {
             let (counter, last_fence) = (Arc::clone(&counter), Arc::clone(&last_fence));
             tokio::spawn(async move {
                 for _ in 0..TURNS {
-                    let mut guard = locker.lock(&key).await.expect("in time");
+                    let guard = locker.lock(&key).await.expect("in time");
                     let fence = guard.fence().get();
                     assert!(last_fence.swap(fence, Ordering::SeqCst) < fence);
                     // Read, let others run, write: without the lock this loses updates.

@@ -1,4 +1,4 @@
-//! Fences: larger with every acquisition, for ever.
+//! Fences, which grow with every acquisition.
 
 use super::{
     Fixture, acquire, assert_unchanged, fresh_key, granted, not_applicable, planted, request,
@@ -7,7 +7,7 @@ use crate::common::error::ErrorCode;
 use crate::common::fence::Fence;
 use crate::conformance::log::warnings_of;
 use crate::contract::LockBackend;
-use crate::contract::outcome::Release;
+use crate::contract::outcome::ReleaseOutcome;
 use crate::contract::request::ReleaseRequest;
 
 /// The first fence of a key is 1, and every acquisition gets the next.
@@ -18,10 +18,10 @@ pub async fn the_first_fence_is_one_and_fences_grow<F: Fixture>(fixture: &F) {
         let (lock_id, fence) = acquire(&backend, &key).await;
         assert_eq!(fence.get(), expected);
         let release = ReleaseRequest::new(lock_id);
-        assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+        assert_eq!(backend.release(&release).await.expect("works"), ReleaseOutcome::Released);
     }
     let (_lock_id, fence) = acquire(&backend, &other).await;
-    assert_eq!(fence, Fence::FIRST, "every key has a counter of its own");
+    assert_eq!(fence, Fence::FIRST, "every key has its own counter");
 }
 
 /// A takeover gets a larger fence than the dead holder had.
@@ -39,7 +39,7 @@ pub async fn fences_grow_across_expiry<F: Fixture>(fixture: &F) {
     }
 }
 
-/// Counters outlive the store's process, where the store promises that anything does.
+/// Counters survive a restart of the store, if the store promises that anything does.
 pub async fn fences_survive_a_restart<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("fence-restart");
@@ -53,7 +53,7 @@ pub async fn fences_survive_a_restart<F: Fixture>(fixture: &F) {
     assert!(after > before);
 }
 
-/// The last fence is granted; after it the acquire fails and the store ends as it was.
+/// The last fence is granted; after it, an acquire fails and leaves the store unchanged.
 pub async fn the_largest_fence_is_granted_and_no_larger_one<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("fence-limit");
@@ -67,16 +67,16 @@ pub async fn the_largest_fence_is_granted_and_no_larger_one<F: Fixture>(fixture:
     let second = request(&key);
     let error = backend.acquire(&second).await.expect_err("the counter is exhausted");
     assert_eq!(error.code(), ErrorCode::Internal);
-    assert!(!error.may_have_taken_effect(), "nothing was written, and the error must say so");
+    assert!(!error.may_have_taken_effect(), "the error must report that nothing was written");
     assert_unchanged(before.as_ref(), fixture.peek(&key).await.as_ref());
     assert_eq!(fixture.fence_counter(&key).await, Fence::MAX.get());
     assert!(!fixture.knows_id(&second.lock_id()).await);
     assert!(!backend.is_locked(&key).await.expect("works"));
 }
 
-/// A grant above [`Fence::WARN`] logs a warning that shows the key's hash, and neither key nor lock
+/// A grant above [`Fence::WARN`] logs a warning that shows the key's hash, but neither key nor lock
 /// id.
-pub async fn fences_near_the_end_are_warned_of_without_the_key<F: Fixture>(fixture: &F) {
+pub async fn fences_near_the_end_log_a_warning_without_the_key<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("canary-warn");
     fixture.set_fence_counter(&key, Fence::WARN.get() - 1).await;
@@ -84,7 +84,7 @@ pub async fn fences_near_the_end_are_warned_of_without_the_key<F: Fixture>(fixtu
         let request = request(&key);
         let (outcome, warnings) = warnings_of(backend.acquire(&request)).await;
         assert_eq!(granted(outcome.expect("works")).fence().get(), fence);
-        let hash = key.hash();
+        let hash = key.hash_id();
         let about_this_key = warnings.iter().filter(|line| line.contains(hash.as_str())).count();
         assert_eq!(about_this_key, usize::from(is_warned), "fence {fence}: {warnings:?}");
         for line in &warnings {

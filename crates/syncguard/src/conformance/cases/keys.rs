@@ -4,10 +4,11 @@ use super::{Fixture, LONG, acquire, fresh_id, key};
 use crate::common::error::ErrorCode;
 use crate::common::key::{Key, MAX_KEY_LENGTH_BYTES};
 use crate::contract::LockBackend;
-use crate::contract::outcome::{Acquire, Extend, Release};
+use crate::contract::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
 use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, ReleaseRequest};
 
-/// A full turn on each key; all of them are held at the same time, so they are distinct locks.
+/// Acquires, reads, extends and releases each key. All of them are held at the same time, so they
+/// are distinct locks.
 async fn all_are_distinct_locks<F: Fixture>(fixture: &F, keys: Vec<Key>) {
     let backend = fixture.backend().await;
     let mut held = Vec::new();
@@ -25,14 +26,14 @@ async fn all_are_distinct_locks<F: Fixture>(fixture: &F, keys: Vec<Key>) {
         assert_eq!(&found.key, key);
         let extend = ExtendRequest::new(lock_id, LONG);
         let answer = backend.extend(&extend).await.expect("works");
-        assert!(matches!(answer, Extend::Extended(_)), "{answer:?}");
+        assert!(matches!(answer, ExtendOutcome::Extended(_)), "{answer:?}");
         let release = ReleaseRequest::new(lock_id).with_hint(Hint::key(key.clone()));
-        assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+        assert_eq!(backend.release(&release).await.expect("works"), ReleaseOutcome::Released);
         assert!(!backend.is_locked(key).await.expect("works"));
     }
 }
 
-/// Slashes, dots, quotes, spaces, and what looks like an internal record.
+/// Slashes, dots, quotes, spaces, and keys that look like an internal record.
 pub async fn odd_keys_are_locks_like_any_other<F: Fixture>(fixture: &F) {
     let unique = fresh_id();
     let unique = unique.expose();
@@ -76,7 +77,7 @@ pub async fn odd_keys_are_locks_like_any_other<F: Fixture>(fixture: &F) {
     ];
     let keys = keys.iter().flat_map(|odd| [format!("{odd}{unique}"), format!("{unique}{odd}")]);
     let mut keys: Vec<_> = keys.map(|text| key(&text)).collect();
-    // What names a whole Firestore document id, and what looks like an index or fence key.
+    // Reserved Firestore document ids, and keys that look like an index or fence key.
     keys.extend([key(&format!("__{unique}__")), key(&format!("id:{}", fresh_id().expose()))]);
     keys.extend([key(&format!("fence:{unique}:x")), key(&format!("fence:fence:{unique}"))]);
     all_are_distinct_locks(fixture, keys).await;
@@ -100,7 +101,7 @@ pub async fn long_keys_are_locks_like_any_other<F: Fixture>(fixture: &F) {
     all_are_distinct_locks(fixture, keys).await;
 }
 
-/// A key typed with combining marks is the key typed without.
+/// A key written with combining marks is the same as the key written without.
 pub async fn both_unicode_forms_are_one_lock<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let unique = fresh_id();
@@ -109,8 +110,8 @@ pub async fn both_unicode_forms_are_one_lock<F: Fixture>(fixture: &F) {
     let (lock_id, _fence) = acquire(&backend, &composed).await;
     let request = AcquireRequest::new(decomposed.clone(), LONG).expect("randomness");
     let outcome = backend.acquire(&request).await.expect("works");
-    assert!(matches!(outcome, Acquire::Contended { .. }), "{outcome:?}");
+    assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "{outcome:?}");
     assert!(backend.is_locked(&decomposed).await.expect("works"));
     let release = ReleaseRequest::new(lock_id).with_hint(Hint::key(decomposed));
-    assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+    assert_eq!(backend.release(&release).await.expect("works"), ReleaseOutcome::Released);
 }

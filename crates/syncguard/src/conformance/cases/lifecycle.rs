@@ -1,13 +1,13 @@
-//! Taking a lock and giving it back.
+//! Taking and releasing a lock.
 
 use std::time::Duration;
 
 use super::{Fixture, LONG, acquire, fresh_id, fresh_key, granted, key, request};
 use crate::contract::LockBackend;
-use crate::contract::outcome::Release;
+use crate::contract::outcome::ReleaseOutcome;
 use crate::contract::request::ReleaseRequest;
 
-/// Free, then held, then free again; and nobody says otherwise.
+/// A lock is free, then held, then free again, in every answer.
 pub async fn an_acquired_lock_is_held_until_it_is_released<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("lifecycle");
@@ -15,12 +15,12 @@ pub async fn an_acquired_lock_is_held_until_it_is_released<F: Fixture>(fixture: 
     let (lock_id, _fence) = acquire(&backend, &key).await;
     assert!(backend.is_locked(&key).await.expect("works"));
     let released = backend.release(&ReleaseRequest::new(lock_id)).await.expect("works");
-    assert_eq!(released, Release::Released);
+    assert_eq!(released, ReleaseOutcome::Released);
     assert!(!backend.is_locked(&key).await.expect("works"));
     acquire(&backend, &key).await;
 }
 
-/// The expiry is computed where the time authority is, and it is what is stored.
+/// The time authority computes the expiry, and the same expiry is stored and returned.
 pub async fn the_expiry_is_now_plus_ttl_by_the_time_authority<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("expiry");
@@ -48,14 +48,14 @@ pub async fn a_release_leaves_nothing_but_the_fence_counter<F: Fixture>(fixture:
     assert!(fixture.knows_id(&lock_id).await);
     assert_eq!(
         backend.release(&ReleaseRequest::new(lock_id)).await.expect("works"),
-        Release::Released
+        ReleaseOutcome::Released
     );
     assert_eq!(fixture.peek(&key).await, None);
     assert!(!fixture.knows_id(&lock_id).await, "an index entry was left behind");
     assert_eq!(fixture.fence_counter(&key).await, fence.get());
 }
 
-/// A lock on one key says nothing about another, even if only upper and lower case differ.
+/// A lock on one key does not affect another, even if only upper and lower case differ.
 pub async fn distinct_keys_are_distinct_locks<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let unique = fresh_id();
@@ -64,16 +64,15 @@ pub async fn distinct_keys_are_distinct_locks<F: Fixture>(fixture: &F) {
     acquire(&backend, &lower).await;
     assert_eq!(
         backend.release(&ReleaseRequest::new(first)).await.expect("works"),
-        Release::Released
+        ReleaseOutcome::Released
     );
     assert!(backend.is_locked(&lower).await.expect("works"));
 }
 
-/// What the backend says about itself agrees with its type, and every backend on a store says the
-/// same.
+/// The capabilities of a backend agree with its type, and every backend on a store has the same.
 pub async fn capabilities_match_the_type_and_every_handle<F: Fixture>(fixture: &F) {
     let capabilities = fixture.backend().await.capabilities();
-    assert!(capabilities.fencing, "a backend whose type is fenced says so");
+    assert!(capabilities.fencing, "a backend whose type is fenced must report it");
     let name = capabilities.backend;
     assert!(!name.is_empty() && !name.contains(|letter: char| letter.is_whitespace()), "{name:?}");
     assert_eq!(fixture.backend().await.capabilities(), capabilities);

@@ -1,11 +1,11 @@
-//! Looking without touching.
+//! Lookups, which only read.
 
 use super::{Fixture, acquire, assert_unchanged, dead_edge_ms, fresh_id, fresh_key, planted};
 use crate::contract::LockBackend;
 use crate::contract::request::ReleaseRequest;
 use crate::diagnostics;
 
-/// Both ways to a lock lead to the same one.
+/// Lookups by key and by id find the same lock.
 pub async fn lookups_by_key_and_by_id_agree<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("lookup");
@@ -16,8 +16,8 @@ pub async fn lookups_by_key_and_by_id_agree<F: Fixture>(fixture: &F) {
     assert_eq!(by_key.key, key);
     assert_eq!(by_key.lock_id, lock_id);
     assert_eq!(by_key.info.fence, Some(fence));
-    assert_eq!(by_key.info.key_hash, key.hash());
-    assert_eq!(by_key.info.lock_id_hash, lock_id.hash());
+    assert_eq!(by_key.info.key_hash, key.hash_id());
+    assert_eq!(by_key.info.lock_id_hash, lock_id.hash_id());
     let stored = fixture.peek(&key).await.expect("a record is stored");
     let life_ms = by_key.info.expires_at.since(by_key.info.acquired_at).as_millis();
     let stored_ms = stored.expires_in_ms + stored.acquired_ms_ago;
@@ -25,7 +25,7 @@ pub async fn lookups_by_key_and_by_id_agree<F: Fixture>(fixture: &F) {
     assert!(diagnostics::owns(&backend, &lock_id).await.expect("works"));
 }
 
-/// Free and dead locks look alike: nothing is there.
+/// A lookup finds neither a free nor a dead lock.
 pub async fn free_and_dead_locks_are_not_found<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("nothing");
@@ -41,8 +41,8 @@ pub async fn free_and_dead_locks_are_not_found<F: Fixture>(fixture: &F) {
     assert!(backend.lookup_id(&lock_id).await.expect("works").is_none());
 }
 
-/// Neither key nor lock id can be read off what a lookup answers, unless it is opened raw.
-pub async fn what_is_found_is_sanitized<F: Fixture>(fixture: &F) {
+/// The result of a lookup shows neither key nor lock id, unless it is opened raw.
+pub async fn lookup_results_are_sanitized<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("canary");
     let (lock_id, _fence) = acquire(&backend, &key).await;
@@ -55,7 +55,7 @@ pub async fn what_is_found_is_sanitized<F: Fixture>(fixture: &F) {
     }
 }
 
-/// A read prolongs nothing, cleans up nothing and counts nothing.
+/// A read extends nothing, cleans up nothing and counts nothing.
 pub async fn reads_change_nothing<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     for expires_in_ms in [20_000, dead_edge_ms(), -60_000] {

@@ -1,5 +1,4 @@
-//! The rules, one function each. A function returns when the rule holds and panics when it does
-//! not.
+//! The rules, one function each. A function returns if the rule holds and panics if it does not.
 
 pub mod cancellation;
 pub mod cleanup;
@@ -25,10 +24,10 @@ use crate::common::lock_id::LockId;
 use crate::common::time::TIME_TOLERANCE_MS;
 use crate::common::ttl::Ttl;
 use crate::contract::LockBackend;
-use crate::contract::outcome::{Acquire, Lease};
+use crate::contract::outcome::{AcquireOutcome, Lease};
 use crate::contract::request::AcquireRequest;
 
-/// A TTL that does not run out during a test.
+/// A TTL that does not expire during a test.
 const LONG: Ttl = Ttl::DEFAULT;
 
 /// A key that no other test uses.
@@ -52,14 +51,14 @@ fn request(key: &Key) -> AcquireRequest {
     AcquireRequest::new(key.clone(), LONG).expect("randomness")
 }
 
-/// Says aloud that a rule has no meaning for this store, so that nobody takes it for tested.
+/// Prints that a rule does not apply to this store, so that it is not mistaken for tested.
 fn not_applicable(why: &str) {
     println!("not applicable here: {why}");
 }
 
 /// Acquires a lock that must be free.
 async fn acquire(
-    backend: &impl LockBackend<Fencing = crate::Fenced>,
+    backend: &impl LockBackend<Fencing = crate::backend::Fenced>,
     key: &Key,
 ) -> (LockId, Fence) {
     let request = request(key);
@@ -67,14 +66,14 @@ async fn acquire(
     (request.lock_id(), lease.fence())
 }
 
-fn granted(outcome: Acquire) -> Lease {
+fn granted(outcome: AcquireOutcome) -> Lease {
     match outcome {
-        Acquire::Acquired(lease) => lease,
+        AcquireOutcome::Acquired(lease) => lease,
         other => panic!("the lock should have been granted, not {other:?}"),
     }
 }
 
-/// A record of somebody else's that expires in `expires_in_ms`.
+/// Returns a record of another holder that expires in `expires_in_ms`.
 fn planted(key: &Key, fence: u64, expires_in_ms: i64) -> RawLock {
     RawLock {
         key: key.clone(),
@@ -85,18 +84,18 @@ fn planted(key: &Key, fence: u64, expires_in_ms: i64) -> RawLock {
     }
 }
 
-/// The oldest expiry that still counts as held, as far as the fixture's clock can tell.
+/// Returns the oldest expiry that still counts as held, within the margin of the fixture's clock.
 pub(super) fn live_edge_ms(fixture: &impl Fixture) -> i64 {
     let margin = i64::try_from(fixture.clock_margin().as_millis()).expect("a small margin");
     1 - TIME_TOLERANCE_MS.cast_signed() + margin
 }
 
-/// The youngest expiry that does not count as held any more.
+/// Returns the newest expiry that no longer counts as held.
 pub(super) fn dead_edge_ms() -> i64 {
     -TIME_TOLERANCE_MS.cast_signed()
 }
 
-/// Whether two records are the same, on a clock that may have moved a little between the readings.
+/// Checks that two records are the same, on a clock that may have moved a little in between.
 #[track_caller]
 fn assert_unchanged(before: Option<&RawLock>, after: Option<&RawLock>) {
     match (before, after) {

@@ -1,13 +1,13 @@
-//! Who may release and extend.
+//! Only the owner can release and extend a lock.
 
 use std::sync::Arc;
 
 use super::{Fixture, LONG, acquire, assert_unchanged, fresh_id, fresh_key, planted};
 use crate::contract::LockBackend;
-use crate::contract::outcome::{Extend, Release};
+use crate::contract::outcome::{ExtendOutcome, ReleaseOutcome};
 use crate::contract::request::{ExtendRequest, Hint, ReleaseRequest};
 
-/// An id that holds nothing releases and extends nothing, hinted or not.
+/// An id that holds nothing releases and extends nothing, with or without a hint.
 pub async fn another_id_can_neither_release_nor_extend<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("stranger");
@@ -17,15 +17,15 @@ pub async fn another_id_can_neither_release_nor_extend<F: Fixture>(fixture: &F) 
     for hint in [Hint::default(), Hint::key(key.clone())] {
         let release = ReleaseRequest::new(stranger).with_hint(hint.clone());
         let answer = backend.release(&release).await.expect("no error");
-        assert!(matches!(answer, Release::NotHeld(_)), "{answer:?}");
+        assert!(matches!(answer, ReleaseOutcome::NotHeld(_)), "{answer:?}");
         let extend = ExtendRequest::new(stranger, LONG).with_hint(hint);
         let answer = backend.extend(&extend).await.expect("no error");
-        assert!(matches!(answer, Extend::NotHeld(_)), "{answer:?}");
+        assert!(matches!(answer, ExtendOutcome::NotHeld(_)), "{answer:?}");
     }
     assert_unchanged(before.as_ref(), fixture.peek(&key).await.as_ref());
 }
 
-/// However often and from wherever a lock is released, one release succeeds.
+/// However many releases of a lock run in parallel, exactly one succeeds.
 pub async fn only_one_of_many_releases_succeeds<F: Fixture>(fixture: &F) {
     let backend = Arc::new(fixture.backend().await);
     let key = fresh_key("once");
@@ -39,14 +39,14 @@ pub async fn only_one_of_many_releases_succeeds<F: Fixture>(fixture: &F) {
         .collect();
     let mut successes = 0;
     for release in releases {
-        successes += usize::from(release.await.expect("no panic") == Release::Released);
+        successes += usize::from(release.await.expect("no panic") == ReleaseOutcome::Released);
     }
     assert_eq!(successes, 1);
     let again = backend.release(&ReleaseRequest::new(lock_id)).await.expect("works");
-    assert!(matches!(again, Release::NotHeld(_)), "{again:?}");
+    assert!(matches!(again, ReleaseOutcome::NotHeld(_)), "{again:?}");
 }
 
-/// A holder that comes back late cannot harm the one who took over.
+/// A holder that returns late cannot affect the one that took over.
 pub async fn an_old_id_cannot_touch_the_next_holder<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("late");
@@ -57,16 +57,16 @@ pub async fn an_old_id_cannot_touch_the_next_holder<F: Fixture>(fixture: &F) {
     for hint in [Hint::default(), Hint::key(key.clone())] {
         let release = ReleaseRequest::new(old.lock_id).with_hint(hint.clone());
         let answer = backend.release(&release).await.expect("no error");
-        assert!(matches!(answer, Release::NotHeld(_)), "{answer:?}");
+        assert!(matches!(answer, ReleaseOutcome::NotHeld(_)), "{answer:?}");
         let extend = ExtendRequest::new(old.lock_id, LONG).with_hint(hint);
         let answer = backend.extend(&extend).await.expect("no error");
-        assert!(matches!(answer, Extend::NotHeld(_)), "{answer:?}");
+        assert!(matches!(answer, ExtendOutcome::NotHeld(_)), "{answer:?}");
     }
     assert!(backend.lookup_id(&old.lock_id).await.expect("works").is_none());
     assert_unchanged(before.as_ref(), fixture.peek(&key).await.as_ref());
 }
 
-/// A hint that names a free key, or one that somebody else holds, changes no answer.
+/// A hint that names a free key, or one that another holder has, changes no answer.
 pub async fn a_wrong_hint_changes_no_answer<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let (key, held, free) = (fresh_key("mine"), fresh_key("theirs"), fresh_key("free"));
@@ -77,10 +77,10 @@ pub async fn a_wrong_hint_changes_no_answer<F: Fixture>(fixture: &F) {
         let hint = Hint::key(wrong.clone());
         let extend = ExtendRequest::new(lock_id, LONG).with_hint(hint.clone());
         let answer = backend.extend(&extend).await.expect("works");
-        assert!(matches!(answer, Extend::Extended(_)), "{answer:?}");
+        assert!(matches!(answer, ExtendOutcome::Extended(_)), "{answer:?}");
         let release = ReleaseRequest::new(lock_id).with_hint(hint);
         let answer = backend.release(&release).await.expect("works");
-        assert_eq!(answer, Release::Released);
+        assert_eq!(answer, ReleaseOutcome::Released);
     }
     assert_unchanged(others.as_ref(), fixture.peek(&held).await.as_ref());
     assert_eq!(fixture.peek(&free).await, None);

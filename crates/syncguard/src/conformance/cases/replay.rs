@@ -1,4 +1,4 @@
-//! The same request sent twice, and requests that are taken back.
+//! Requests that are sent twice, and requests that are undone.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use super::{
     ttl,
 };
 use crate::contract::LockBackend;
-use crate::contract::outcome::{Acquire, Extend, Release};
+use crate::contract::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
 use crate::contract::request::{ExtendRequest, Hint, ReleaseRequest};
 
-/// A replay gets what the first sending got, and nothing is written.
+/// A replay gets the same lease as the first request, and nothing is written.
 pub async fn the_same_request_gets_the_same_lease<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("replay");
@@ -25,8 +25,8 @@ pub async fn the_same_request_gets_the_same_lease<F: Fixture>(fixture: &F) {
     assert_eq!(fixture.fence_counter(&key).await, first.fence().get());
 }
 
-/// A replay never brings a dead lease back to life.
-pub async fn a_request_whose_lease_is_over_is_spent<F: Fixture>(fixture: &F) {
+/// A replay never revives a dead lease.
+pub async fn a_request_whose_lease_is_over_is_already_used<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("spent");
     let request = request(&key);
@@ -35,15 +35,14 @@ pub async fn a_request_whose_lease_is_over_is_spent<F: Fixture>(fixture: &F) {
     over.expires_in_ms = dead_edge_ms();
     fixture.plant(&over).await;
     let outcome = backend.acquire(&request).await.expect("works");
-    assert!(matches!(outcome, Acquire::Spent), "{outcome:?}");
+    assert!(matches!(outcome, AcquireOutcome::AlreadyUsed), "{outcome:?}");
     assert!(!backend.is_locked(&key).await.expect("works"));
     assert_eq!(fixture.fence_counter(&key).await, lease.fence().get());
-    // The key itself is free for everybody else.
+    // The key itself is free for other requests.
     acquire(&backend, &key).await;
 }
 
-/// A replay after an extend answers with the expiry that is stored now, not with that of the first
-/// grant.
+/// A replay after an extend returns the expiry that is stored now, not that of the first grant.
 pub async fn a_replay_gets_the_lease_as_it_is_now<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("replay-extended");
@@ -51,7 +50,8 @@ pub async fn a_replay_gets_the_lease_as_it_is_now<F: Fixture>(fixture: &F) {
     let first = granted(backend.acquire(&request).await.expect("works"));
     for ttl_ms in [5_000, 90_000] {
         let extend = ExtendRequest::new(request.lock_id(), ttl(ttl_ms));
-        let Extend::Extended(extension) = backend.extend(&extend).await.expect("works") else {
+        let ExtendOutcome::Extended(extension) = backend.extend(&extend).await.expect("works")
+        else {
             panic!("the lock is held")
         };
         let replay = granted(backend.acquire(&request).await.expect("works"));
@@ -69,33 +69,33 @@ pub async fn a_replayed_request_is_released_once<F: Fixture>(fixture: &F) {
         granted(backend.acquire(&request).await.expect("works"));
     }
     let release = ReleaseRequest::new(request.lock_id()).with_hint(Hint::key(key.clone()));
-    assert_eq!(backend.release(&release).await.expect("works"), Release::Released);
+    assert_eq!(backend.release(&release).await.expect("works"), ReleaseOutcome::Released);
     assert!(!backend.is_locked(&key).await.expect("works"), "a copy is still held");
     assert_eq!(fixture.peek(&key).await, None);
     let again = backend.release(&release).await.expect("works");
-    assert!(matches!(again, Release::NotHeld(_)), "{again:?}");
+    assert!(matches!(again, ReleaseOutcome::NotHeld(_)), "{again:?}");
     let extend =
         ExtendRequest::new(request.lock_id(), ttl(5_000)).with_hint(Hint::key(key.clone()));
     let late = backend.extend(&extend).await.expect("works");
-    assert!(matches!(late, Extend::NotHeld(_)), "{late:?}");
+    assert!(matches!(late, ExtendOutcome::NotHeld(_)), "{late:?}");
     acquire(&backend, &key).await;
 }
 
-/// An undo releases a lock whose acquire was never answered; of nothing it finds nothing.
-pub async fn an_undo_frees_what_was_taken<F: Fixture>(fixture: &F) {
+/// An undo releases a lock whose acquire was never answered; if there is none, it is not held.
+pub async fn an_undo_frees_the_lock<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("undo");
     let taken = request(&key);
     granted(backend.acquire(&taken).await.expect("works"));
     let undo = ReleaseRequest::undo(&taken);
-    assert_eq!(backend.release(&undo).await.expect("works"), Release::Released);
+    assert_eq!(backend.release(&undo).await.expect("works"), ReleaseOutcome::Released);
     assert!(!backend.is_locked(&key).await.expect("works"));
     let again = backend.release(&undo).await.expect("works");
-    assert!(matches!(again, Release::NotHeld(_)), "{again:?}");
+    assert!(matches!(again, ReleaseOutcome::NotHeld(_)), "{again:?}");
 
     let never_sent = request(&key);
     let answer = backend.release(&ReleaseRequest::undo(&never_sent)).await.expect("works");
-    assert!(matches!(answer, Release::NotHeld(_)), "{answer:?}");
+    assert!(matches!(answer, ReleaseOutcome::NotHeld(_)), "{answer:?}");
     acquire(&backend, &key).await;
 }
 
@@ -108,27 +108,27 @@ pub async fn an_undo_after_a_replay_frees_the_lock<F: Fixture>(fixture: &F) {
     granted(backend.acquire(&taken).await.expect("works"));
     let extend = ExtendRequest::new(taken.lock_id(), ttl(90_000));
     let answer = backend.extend(&extend).await.expect("works");
-    assert!(matches!(answer, Extend::Extended(_)), "{answer:?}");
+    assert!(matches!(answer, ExtendOutcome::Extended(_)), "{answer:?}");
     let undo = ReleaseRequest::undo(&taken);
-    assert_eq!(backend.release(&undo).await.expect("works"), Release::Released);
+    assert_eq!(backend.release(&undo).await.expect("works"), ReleaseOutcome::Released);
     assert!(!backend.is_locked(&key).await.expect("works"), "a copy is still held");
     assert_eq!(fixture.peek(&key).await, None);
     acquire(&backend, &key).await;
 }
 
-/// Where an answered undo is final, an acquire that was dropped before it takes nothing after it,
+/// If an answered undo is final, an acquire that was dropped before it takes no lock after it,
 /// wherever it was dropped.
-pub async fn a_final_undo_leaves_nothing_to_come<F: Fixture>(fixture: &F) {
+pub async fn nothing_is_acquired_after_a_final_undo<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     if !backend.capabilities().undo_is_final {
-        return not_applicable("an undo is repeated here");
+        return not_applicable("an undo is not final here");
     }
     for polls in 1..MOST_POLLS {
         let key = fresh_key("undo-final");
         let request = request(&key);
         let has_ended = poll_then_drop(backend.acquire(&request), polls).await;
         backend.release(&ReleaseRequest::undo(&request)).await.expect("works");
-        // Time for a copy that is still on its way.
+        // Time for a copy that is still in flight.
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!backend.is_locked(&key).await.expect("works"), "taken after {polls} polls");
         acquire(&backend, &key).await;

@@ -1,4 +1,4 @@
-//! Records that make no sense.
+//! Corrupt records, and what an error contains.
 
 use super::{Fixture, LONG, acquire, fresh_key, not_applicable, request};
 use crate::common::error::ErrorCode;
@@ -6,28 +6,28 @@ use crate::common::fence::Fence;
 use crate::contract::LockBackend;
 use crate::contract::request::{ExtendRequest, Hint, ReleaseRequest};
 
-/// A record that makes no sense is an error, is never overwritten, and nothing of key or lock id
-/// is in the error.
+/// A corrupt record is an error and is never overwritten, and the error shows neither key nor lock
+/// id.
 pub async fn a_corrupt_record_is_an_internal_error_and_stays<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("canary-corrupt");
     let (lock_id, fence) = acquire(&backend, &key).await;
     if !fixture.corrupt(&key).await {
-        return not_applicable("the store's types allow no nonsense");
+        return not_applicable("the store's types allow no corrupt record");
     }
     let hint = Hint::key(key.clone());
     let errors = [
-        backend.acquire(&request(&key)).await.expect_err("no grant over nonsense"),
-        backend.is_locked(&key).await.expect_err("no answer about nonsense"),
-        backend.lookup_key(&key).await.expect_err("no answer about nonsense"),
+        backend.acquire(&request(&key)).await.expect_err("the record is corrupt"),
+        backend.is_locked(&key).await.expect_err("the record is corrupt"),
+        backend.lookup_key(&key).await.expect_err("the record is corrupt"),
         backend
             .release(&ReleaseRequest::new(lock_id).with_hint(hint.clone()))
             .await
-            .expect_err("no release of nonsense"),
+            .expect_err("the record is corrupt"),
         backend
             .extend(&ExtendRequest::new(lock_id, LONG).with_hint(hint))
             .await
-            .expect_err("no extension of nonsense"),
+            .expect_err("the record is corrupt"),
     ];
     for error in errors {
         assert_eq!(error.code(), ErrorCode::Internal, "{error}");
@@ -37,7 +37,7 @@ pub async fn a_corrupt_record_is_an_internal_error_and_stays<F: Fixture>(fixture
     assert_eq!(fixture.fence_counter(&key).await, fence.get());
 }
 
-/// Whoever handles an error can tell which backend failed, in which operation and on which key.
+/// An error contains which backend failed, in which operation and on which key.
 pub async fn an_error_names_backend_operation_and_key<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("named");

@@ -6,20 +6,20 @@ use std::time::Duration;
 use super::{Fixture, LONG, acquire, fresh_key, not_applicable, planted, request};
 use crate::common::time::TIME_TOLERANCE_MS;
 use crate::contract::LockBackend;
-use crate::contract::outcome::Acquire;
+use crate::contract::outcome::AcquireOutcome;
 use crate::contract::request::ReleaseRequest;
 use crate::lock::clock::LocalClock;
 use crate::lock::locker::Locker;
 use crate::lock::options::LockOptions;
 use crate::lock::retry::RetryPolicy;
 
-/// Longer than any wake-up takes, and shorter than the last attempt before the timeout.
+/// Longer than any notification takes, and sooner than the last attempt before the timeout.
 const SOON: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(20);
 const MUCH_LATER: Duration = Duration::from_hours(1);
 
 fn patient<B: LockBackend>(backend: B) -> Locker<B> {
-    let retry = RetryPolicy { delay: MUCH_LATER, ..RetryPolicy::default() };
+    let retry = RetryPolicy::default().delay(MUCH_LATER);
     let options = LockOptions::default().ttl(LONG).timeout(TIMEOUT).retry(retry);
     let locker = Locker::builder(backend)
         .clock(LocalClock::Tokio)
@@ -28,29 +28,57 @@ fn patient<B: LockBackend>(backend: B) -> Locker<B> {
     locker.build().expect("inside a runtime")
 }
 
-/// Whoever subscribed before a release hears of it.
-pub async fn a_release_wakes_who_waits<F: Fixture>(fixture: &F) {
+/// A release notifies every subscription that was there before it.
+pub async fn a_release_notifies_subscribers<F: Fixture>(fixture: &F) {
     let backend = fixture.backend().await;
     let key = fresh_key("wake");
     let (lock_id, _fence) = acquire(&backend, &key).await;
-    let Some(mut wake_ups) = backend.wake_ups(&key).await else {
-        return not_applicable("the backend offers no wake-ups");
+    let Some(mut subscription) = backend.subscribe(&key).await else {
+        return not_applicable("the backend sends no notifications");
     };
-    assert!(wake_ups.are_working());
+    assert!(subscription.is_working());
     backend.release(&ReleaseRequest::new(lock_id)).await.expect("works");
-    tokio::time::timeout(SOON, wake_ups.woken()).await.expect("woken");
+    tokio::time::timeout(SOON, subscription.notified()).await.expect("woken");
 }
 
-/// A waiter in another locker gets the lock at once although its polling would come much later.
+/// A notification carries the holder's age from the release, or none.
+pub async fn a_notification_carries_the_age_of_the_holder<F: Fixture>(fixture: &F) {
+    const AGE: Duration = Duration::from_secs(90);
+    let (backend, other) = (fixture.backend().await, fixture.backend().await);
+    let key = fresh_key("age");
+    let (Some(mut ours), Some(mut theirs)) =
+        (backend.subscribe(&key).await, other.subscribe(&key).await)
+    else {
+        return not_applicable("the backend sends no notifications");
+    };
+    let mut ages = Vec::new();
+    for age in [Some(AGE), None] {
+        let (lock_id, _fence) = acquire(&backend, &key).await;
+        ours.mark_seen();
+        theirs.mark_seen();
+        let request = ReleaseRequest::new(lock_id);
+        let request = age.into_iter().fold(request, ReleaseRequest::with_holder_age);
+        backend.release(&request).await.expect("works");
+        for subscription in [&mut ours, &mut theirs] {
+            ages.push(tokio::time::timeout(SOON, subscription.notified()).await.expect("woken"));
+        }
+    }
+    if ages[..2] == [None, None] {
+        return not_applicable("the backend's notifications carry no age");
+    }
+    assert_eq!(ages, [Some(AGE), Some(AGE), None, None]);
+}
+
+/// A waiter in another locker gets the lock at once, although it would poll only much later.
 pub async fn a_waiter_gets_the_lock_without_polling<F: Fixture>(fixture: &F) {
     let backend = Arc::new(fixture.backend().await);
     let key = fresh_key("hand-over");
-    if backend.wake_ups(&key).await.is_none() {
-        return not_applicable("the backend offers no wake-ups");
+    if backend.subscribe(&key).await.is_none() {
+        return not_applicable("the backend sends no notifications");
     }
     let (holder, waiter) = (patient(Arc::clone(&backend)), patient(backend));
     for _ in 0..5 {
-        let mut guard = holder.lock(&key).await.expect("free");
+        let guard = holder.lock(&key).await.expect("free");
         let waiting = {
             let (waiter, key) = (waiter.clone(), key.clone());
             tokio::spawn(async move { waiter.lock(&key).await })
@@ -58,7 +86,7 @@ pub async fn a_waiter_gets_the_lock_without_polling<F: Fixture>(fixture: &F) {
         tokio::time::sleep(Duration::from_millis(20)).await;
         guard.release().await.expect("works");
         let next = tokio::time::timeout(SOON, waiting).await.expect("woken, not polled");
-        let mut next = next.expect("no panic").expect("acquired");
+        let next = next.expect("no panic").expect("acquired");
         next.release().await.expect("works");
     }
 }
@@ -70,8 +98,8 @@ pub async fn a_crashed_holder_is_taken_over_when_its_lock_is_dead<F: Fixture>(fi
     // Dead in 300 ms.
     fixture.plant(&planted(&key, 1, 300 - TIME_TOLERANCE_MS.cast_signed())).await;
     let outcome = backend.acquire(&request(&key)).await.expect("works");
-    if !matches!(outcome, Acquire::Contended { free_in: Some(_) }) {
-        return not_applicable("the backend does not say when a lock is dead");
+    if !matches!(outcome, AcquireOutcome::Contended { expires_in: Some(_) }) {
+        return not_applicable("the backend does not report when a lock is dead");
     }
     let locker = patient(backend);
     let waiting = {
@@ -81,7 +109,7 @@ pub async fn a_crashed_holder_is_taken_over_when_its_lock_is_dead<F: Fixture>(fi
     tokio::time::sleep(Duration::from_millis(20)).await;
     fixture.advance(Duration::from_millis(400)).await;
     let guard = tokio::time::timeout(SOON, waiting).await.expect("taken over, not polled");
-    let mut guard = guard.expect("no panic").expect("acquired");
+    let guard = guard.expect("no panic").expect("acquired");
     assert_eq!(guard.fence().get(), 2);
     guard.release().await.expect("works");
 }

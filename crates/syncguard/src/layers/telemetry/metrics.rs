@@ -1,10 +1,10 @@
-//! Events as metrics, through the `metrics` facade. No label holds a key.
+//! Records events as metrics through the `metrics` facade. No label contains a key.
 
 use metrics::{counter, histogram};
 
 use crate::contract::event::{EngineEvent, EventSink, LockEvent, Operation, Reason};
 
-/// Counts and times for the `metrics` facade.
+/// Records counters and histograms through the `metrics` facade.
 ///
 /// | metric | kind | labels |
 /// |---|---|---|
@@ -15,8 +15,8 @@ use crate::contract::event::{EngineEvent, EventSink, LockEvent, Operation, Reaso
 /// | `syncguard_hold_seconds` | histogram | |
 /// | `syncguard_lost_total` | counter | `reason` |
 ///
-/// The first three come from a [`TelemetryLayer`](crate::TelemetryLayer), the others from a
-/// [`Locker`](crate::LockerBuilder::observer): give the sink to both.
+/// Pass it to [`LockerBuilder::telemetry`](crate::LockerBuilder::telemetry). A
+/// [`TelemetryLayer`](crate::telemetry::TelemetryLayer) sends only the first three.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MetricsSink;
 

@@ -1,4 +1,4 @@
-//! A user's callback, on a thread of its own behind a bounded queue.
+//! Calls a closure for events, on a thread of its own behind a bounded queue.
 
 use std::fmt;
 
@@ -8,13 +8,16 @@ use crate::contract::event::{EngineEvent, Event, EventSink, LockEvent};
 
 /// Calls a closure for every event, on a thread of its own.
 ///
-/// A slow closure delays later events and, when the queue is full, loses them
-/// ([`dropped`](Self::dropped) counts them); a panicking one loses that event. Locks never wait.
-/// The thread ends after the last event when the last clone of the sink is dropped.
+/// A slow closure delays later events. When the queue is full, events are dropped, and
+/// [`dropped`](Self::dropped) counts them. A panic in the closure loses only that event. Locks
+/// never wait for the closure. The thread ends after the last event when the last clone of the sink
+/// is dropped.
 ///
 /// ```
 /// use std::sync::Arc;
-/// use syncguard::{Event, Layer, MemoryBackend, QueuedSink, TelemetryLayer};
+/// use syncguard::MemoryBackend;
+/// use syncguard::backend::Layer;
+/// use syncguard::telemetry::{Event, QueuedSink, TelemetryLayer};
 ///
 /// let sink = QueuedSink::new(|event| {
 ///     if let Event::Operation(event) = event {
@@ -28,15 +31,15 @@ use crate::contract::event::{EngineEvent, Event, EventSink, LockEvent};
 pub struct QueuedSink(CallbackQueue<Event>);
 
 impl QueuedSink {
-    /// How many events may wait for the closure.
+    /// The maximum number of queued events.
     pub const CAPACITY: usize = CallbackQueue::<Event>::CAPACITY;
 
-    /// Starts the thread that calls `hear`.
-    pub fn new(hear: impl FnMut(&Event) + Send + 'static) -> Result<Self> {
-        CallbackQueue::start("syncguard-events", hear).map(Self)
+    /// Starts a thread that calls `callback` for every event.
+    pub fn new(callback: impl FnMut(&Event) + Send + 'static) -> Result<Self> {
+        CallbackQueue::start("syncguard-events", callback).map(Self)
     }
 
-    /// How many events were lost because the queue was full.
+    /// Returns how many events were dropped because the queue was full.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.0.dropped()
@@ -49,10 +52,10 @@ impl EventSink for QueuedSink {
     }
 
     fn engine(&self, event: &EngineEvent) {
-        self.0.put(Event::Engine(*event));
+        self.0.put(Event::Engine(event.clone()));
     }
 
-    /// It has a queue of its own.
+    /// Returns `true`: this sink has a queue of its own.
     fn is_inline(&self) -> bool {
         true
     }

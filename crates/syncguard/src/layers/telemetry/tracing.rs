@@ -1,12 +1,12 @@
-//! Events as `tracing` events.
+//! Records events as `tracing` events.
 
 use tracing::{debug, warn};
 
 use crate::common::hash_id::HashId;
 use crate::contract::event::{EngineEvent, EventSink, LockEvent, WaitOutcome};
 
-/// Tells `tracing`: operations at `DEBUG`, waits that ended without the lock and lost locks at
-/// `WARN`. Raw keys and lock ids are never told, even when the layer includes them.
+/// Emits `tracing` events: operations at `DEBUG`, waits that ended without the lock and lost locks
+/// at `WARN`. Raw keys and lock ids are never emitted, even if the layer includes them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TracingSink;
 
@@ -29,24 +29,23 @@ impl EventSink for TracingSink {
 
     fn engine(&self, event: &EngineEvent) {
         match event {
-            EngineEvent::Waited {
-                key_hash,
-                outcome: outcome @ (WaitOutcome::Acquired | WaitOutcome::Contended),
-                waited,
-                attempts,
-            } => {
+            EngineEvent::Waited { key_hash, label, fence, outcome, waited, attempts } => {
+                let (label, fence) = (label.as_deref(), fence.map(tracing::field::display));
+                let is_expected = matches!(outcome, WaitOutcome::Acquired | WaitOutcome::Contended);
                 let outcome = outcome.as_str();
-                debug!(target: "syncguard::engine", %key_hash, outcome, ?waited, attempts, "asked");
+                if is_expected {
+                    debug!(target: "syncguard::engine", %key_hash, label, fence, outcome, ?waited, attempts, "waited");
+                } else {
+                    warn!(target: "syncguard::engine", %key_hash, label, outcome, ?waited, attempts, "not acquired");
+                }
             }
-            EngineEvent::Waited { key_hash, outcome, waited, attempts } => {
-                let outcome = outcome.as_str();
-                warn!(target: "syncguard::engine", %key_hash, outcome, ?waited, attempts, "not acquired");
+            EngineEvent::Held { key_hash, label, fence, held } => {
+                let (label, fence) = (label.as_deref(), fence.map(tracing::field::display));
+                debug!(target: "syncguard::engine", %key_hash, label, fence, ?held, "released");
             }
-            EngineEvent::Held { key_hash, held } => {
-                debug!(target: "syncguard::engine", %key_hash, ?held, "let go");
-            }
-            EngineEvent::Lost { key_hash, reason } => {
-                warn!(target: "syncguard::engine", %key_hash, reason = reason.as_str(), "lost");
+            EngineEvent::Lost { key_hash, label, fence, reason } => {
+                let (label, fence) = (label.as_deref(), fence.map(tracing::field::display));
+                warn!(target: "syncguard::engine", %key_hash, label, fence, reason = reason.as_str(), "lost");
             }
         }
     }

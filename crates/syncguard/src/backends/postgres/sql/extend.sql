@@ -1,6 +1,6 @@
 -- extend: set the expiry of the lock to now + ttl if this id holds it and it is live.
 -- $1 lock id   $2 tolerance in ms   $3 ttl in ms
--- answers the new expiry, and the fence of what is there
+-- returns the new expiry, or NULL if it was not extended, and the fence of the stored row
 WITH held AS MATERIALIZED (
   SELECT fence FROM {locks} WHERE lock_id = $1 FOR UPDATE),
 clock AS MATERIALIZED (

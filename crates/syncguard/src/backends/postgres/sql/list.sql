@@ -1,4 +1,4 @@
--- list: locks in the order of their keys, dead or alive, and the time.
--- $1 key after which to begin
+-- list: return one page of locks in key order, dead or alive, and the time.
+-- $1 key after which the page begins
 SELECT user_key, lock_id, fence, acquired_at_ms, expires_at_ms, {now}, key
 FROM {locks} WHERE key > $1 ORDER BY key LIMIT 200

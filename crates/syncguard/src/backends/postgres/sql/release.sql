@@ -1,10 +1,10 @@
--- release: delete the lock if this id holds it and it is live, and look whether anybody waits for it: then
--- the marker of the key cannot be locked, or the one that stands for any key. The first is kept until the
--- commit, so that a listener that marks the key meanwhile waits for it. The second is the same for all releases and
--- is let go at once.
+-- release: delete the lock if this id holds it and it is live, and check whether its key is awaited: a
+-- listener then holds the marker of the key or the one that stands for any key, and it cannot be locked
+-- here. The first is kept until the commit, so that a listener that marks the key meanwhile waits for it.
+-- The second is the same for all releases and is unlocked at once.
 -- $1 lock id   $2 tolerance in ms   $3, $4 first numbers of the markers of one key and of any key
--- answers the key that is free now and whether anybody waits; or, of what was not deleted, the fence and
--- whether it is live: then another one was deleting it
+-- returns the released key and whether it is awaited; or, of a row that was not deleted, the fence and
+-- whether it is live, in which case another transaction was deleting it
 WITH released AS (
   DELETE FROM {locks}
   WHERE lock_id = $1 AND expires_at_ms > {now} - $2 AND {sensible}

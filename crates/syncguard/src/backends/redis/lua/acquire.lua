@@ -1,9 +1,10 @@
--- acquire: take the lock if nobody holds it.
+-- acquire: take the lock if it is free.
 -- KEYS[1] lock   KEYS[2] index of the lock id   KEYS[3] fence counter
 -- ARGV[1] lock id   ARGV[2] ttl in ms   ARGV[3] tolerance in ms   ARGV[4] storage expiry in ms
 -- ARGV[5] user key as JSON   ARGV[6] largest fence   ARGV[7] 1 if WAIT follows
--- returns {0, free in ms} contended, {1, fence, expiry} granted, {2} spent,
---         {-1} foreign record, {-2} index entry in use, {-3} counter is no number, {-4} exhausted
+-- returns {0, ms until it is free} contended, {1, fence, expiry} granted, {2} already used,
+--         {-1} foreign record, {-2} index entry in use, {-3} counter is not a number,
+--         {-4} counter exhausted
 local now = now_ms()
 local raw = redis.call('GET', KEYS[1])
 if raw then
@@ -20,8 +21,8 @@ if raw then
         return {FOREIGN}
       end
       if ARGV[7] == '1' then
-        -- WAIT covers what its own connection wrote (from 7.2 on), so a replay writes the record
-        -- again as it is.
+        -- From Redis 7.2 on, WAIT covers only the writes of its own connection, so a replay writes
+        -- the unchanged record again.
         redis.call('SET', KEYS[1], raw, 'KEEPTTL')
       end
       return {1, record.fence, integer(expires)}
@@ -33,11 +34,11 @@ if raw then
   end
 end
 if not redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[4], 'NX') then
-  -- An empty entry is the mark of an undo that overtook its acquire.
+  -- An empty entry is the marker of an undo that overtook its acquire.
   return {redis.call('GET', KEYS[2]) == '' and 2 or -2}
 end
 local counter = redis.pcall('INCR', KEYS[3])
--- In all three cases the store ends as it was.
+-- Each of the failures below undoes what the script has written.
 if type(counter) ~= 'number' then
   redis.call('DEL', KEYS[2])
   if string.find(counter.err, 'NOPERM', 1, true) then

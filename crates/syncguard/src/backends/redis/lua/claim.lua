@@ -1,10 +1,10 @@
--- claim: take the lock if nobody holds it, without a fence as yet. For a lock whose keys are at two
--- nodes while their slot moves; seal follows.
+-- claim: take the lock if it is free, without a fence yet. For a lock whose keys are on two nodes
+-- while their slot moves; draw and seal follow.
 -- KEYS[1] lock
 -- ARGV[1] lock id   ARGV[2] ttl in ms   ARGV[3] tolerance in ms   ARGV[4] storage expiry in ms
--- ARGV[5] user key as JSON   ARGV[6] index of the lock id   ARGV[7] 1 if it has an entry already
--- returns {0, free in ms} contended, {1, fence, expiry} granted, {2} spent, {3} ask again,
---         {-1} foreign record, {-2} index entry in use
+-- ARGV[5] user key as JSON   ARGV[6] index of the lock id   ARGV[7] 1 if it already has an entry
+-- returns {0, ms until it is free} contended, {1, fence, expiry} granted, {2} already used,
+--         {3} try again, {-1} foreign record, {-2} index entry in use
 local now = now_ms()
 local raw = redis.call('GET', KEYS[1])
 if raw then
@@ -24,8 +24,8 @@ if raw then
     return {2}
   end
   if not is_asked then
-    -- Nothing can be created here while the slot moves away. Without the dead record the next call
-    -- is sent to the node that it moves to.
+    -- A key cannot be created here while the slot moves away. Once the dead record is deleted, the
+    -- next call is redirected to the node that imports the slot.
     redis.call('DEL', KEYS[1])
     return {3}
   end

@@ -1,7 +1,7 @@
--- cleanup: delete a record that has been dead for long, with its index. Never a fence counter.
+-- cleanup: delete a long-dead record and its index entry, never a fence counter.
 -- KEYS[1] lock   KEYS[2] index of the lock id
--- ARGV[1] lock id   ARGV[2] for how long it must have been expired in ms
--- returns 1 deleted, 0 not
+-- ARGV[1] lock id   ARGV[2] minimum time since the expiry in ms
+-- returns 1 deleted, 0 not deleted
 local raw = redis.call('GET', KEYS[1])
 if not raw then
   return 0

@@ -1,5 +1,5 @@
--- What all scripts share. A record is JSON with at least lockId (string) and expiresAtMs (number);
--- whatever else is at a lock's key is foreign, is never overwritten, and answers FOREIGN.
+-- Shared by all scripts. A record is JSON with at least lockId (string) and expiresAtMs (number).
+-- Anything else at a lock's key is foreign: scripts never overwrite it and return FOREIGN.
 local FOREIGN = -1
 
 local function now_ms()
@@ -20,8 +20,8 @@ local function decode(raw)
   return nil
 end
 
--- The lock id and the expiry of a record, or nil. What we wrote ourselves begins with both and
--- needs no decoding.
+-- Returns the lock id and the expiry of a record, or nil. A record that acquire wrote begins with
+-- both and needs no decoding.
 local function holder(raw)
   local lock_id, expires = string.match(raw, '^{"lockId":"([%w_-]+)","expiresAtMs":(%d+),')
   if lock_id then
@@ -34,3 +34,17 @@ local function holder(raw)
   return nil
 end
 
+
+-- Notifies waiters. The age of the holder makes waiters of several processes ask in order, by pausing;
+-- a single subscriber gets no age and does not pause. The user may lack permission to publish or to
+-- count subscribers.
+local function notify(sharded, channel, age)
+  if age ~= '' then
+    local count = sharded == 'S' and 'SHARDNUMSUB' or 'NUMSUB'
+    local subscribers = redis.pcall('PUBSUB', count, channel)
+    if not subscribers.err and subscribers[2] <= 1 then
+      age = ''
+    end
+  end
+  redis.pcall(sharded .. 'PUBLISH', channel, age)
+end

@@ -1,6 +1,6 @@
--- draw: the next fence of a lock that was claimed.
+-- draw: draw the next fence for a claimed lock.
 -- KEYS[1] fence counter   ARGV[1] largest fence
--- returns {1, fence}, {-3} counter is no number, {-4} exhausted
+-- returns {1, fence}, {-3} counter is not a number, {-4} counter exhausted
 local counter = redis.pcall('INCR', KEYS[1])
 if type(counter) ~= 'number' then
   if string.find(counter.err, 'NOPERM', 1, true) then

@@ -1,5 +1,5 @@
--- The record with another expiry and every other byte as it was, or nil. Decoding and encoding
--- would change what others wrote: empty lists, long numbers, the order of fields.
+-- Returns the record with a new expiry and every other byte unchanged, or nil. Decoding and encoding
+-- would change what other writers wrote: empty lists, long numbers, the order of fields.
 local function with_expiry(raw, expires_at)
   local start, stop = string.match(raw, '^{"lockId":"[%w_-]+","expiresAtMs":()%d+(),')
   if not start then
@@ -11,7 +11,7 @@ local function with_expiry(raw, expires_at)
       end
       at = found + 1
       if mark == '"' then
-        -- To the end of the text; what follows a backslash does not end it.
+        -- Skip to the end of the string; a character after a backslash does not end it.
         repeat
           local _, last, char = string.find(raw, '([\\"])', at)
           if not last then
@@ -20,7 +20,7 @@ local function with_expiry(raw, expires_at)
           at = last + (char == '"' and 1 or 2)
         until char == '"'
         local from, to = string.match(raw, '^%s*:%s*()[%d+%-.eE]+()', at)
-        -- A field of the record itself. If it is there twice, the last one counts, as in decoding.
+        -- A top-level field. If it occurs twice, the last one counts, as in decoding.
         if depth == 1 and from
           and cjson.decode('[' .. string.sub(raw, found, at - 1) .. ']')[1] == 'expiresAtMs' then
           start, stop = from, to

@@ -1,5 +1,5 @@
 -- extend: set the expiry of the lock to now + ttl if this id holds it. Every other byte stays.
--- KEYS[1] index of the lock id   KEYS[2] lock, as hinted; the index again without a hint
+-- KEYS[1] index of the lock id   KEYS[2] hinted lock, or the index again without a hint
 -- ARGV[1] lock id   ARGV[2] tolerance in ms   ARGV[3] ttl in ms   ARGV[4] storage expiry in ms
 -- returns {1, expiry} extended, {0} not found, {2} expired, {-1} foreign record
 local lock, expires, raw = find(ARGV[1], KEYS[1], KEYS[2])

@@ -1,4 +1,4 @@
--- extend_one: as extend, for a lock whose index entry is at another node while their slot moves.
+-- extend_one: like extend, for a lock whose index entry is on another node while their slot moves.
 -- KEYS[1] lock
 -- ARGV[1] lock id   ARGV[2] tolerance in ms   ARGV[3] ttl in ms   ARGV[4] storage expiry in ms
 -- returns {1, expiry} extended, {0} not found, {2} expired, {-1} foreign record

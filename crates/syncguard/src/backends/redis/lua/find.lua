@@ -1,8 +1,8 @@
--- Where the lock is that an id holds, its expiry and its record, dead or alive: at the hinted key,
--- or by the index. Answers nil when it holds none, and FOREIGN when what is there is no record.
+-- Finds the lock that an id holds, dead or alive, at the hinted key or by the index. Returns its name,
+-- expiry and record; nil if the id holds no lock; FOREIGN if the value is not a record.
 local function find(lock_id, index, hint)
   if hint ~= index then
-    -- Another type of data there is not our lock, and not our business.
+    -- Data of another type is not this lock, so the error is ignored.
     local raw = redis.pcall('GET', hint)
     if type(raw) == 'string' then
       local held_by, expires = holder(raw)
@@ -18,7 +18,7 @@ local function find(lock_id, index, hint)
   local raw = redis.call('GET', lock)
   if not raw then
     if is_asked and lock ~= hint then
-      -- It may still be at the node that the slot comes from.
+      -- It may still be on the node that the slot comes from.
       error(redis.error_reply('TRYAGAIN the lock is on its way'))
     end
     return nil

@@ -1,6 +1,6 @@
--- is_locked: whether somebody holds the lock. Reads only.
+-- is_locked: return whether the lock is held. Reads only.
 -- KEYS[1] lock   ARGV[1] tolerance in ms
--- returns {1 or 0, for how long expired in ms, lock id}, {0} without a record, {-1} foreign record
+-- returns {1 or 0, ms since the expiry, lock id}, {0} without a record, {-1} foreign record
 local raw = redis.call('GET', KEYS[1])
 if not raw then
   return {0}

@@ -1,10 +1,10 @@
--- list: some of the live locks. Reads only. What is not a record of a live lock is left out: fence
--- counters, index entries, and whatever else has a name that begins like ours.
+-- list: return one page of the live locks. Reads only. Skips everything else whose name matches: dead
+-- locks, fence counters, index entries and foreign data.
 -- ARGV[1] cursor of SCAN   ARGV[2] pattern of names   ARGV[3] tolerance in ms
 -- returns {next cursor, record, record, …}
 local scanned = redis.pcall('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', 200, 'TYPE', 'string')
 if scanned.err then
-  -- Nothing else can go wrong with it.
+  -- A missing permission is the only error that SCAN can return here.
   return redis.error_reply('NOPERM listing needs the right to scan')
 end
 local found = {scanned[1]}

@@ -1,5 +1,5 @@
--- lookup: the record of a live lock, by its key or by a lock id. Reads only.
--- KEYS[1] lock, or index of the lock id   ARGV[1] tolerance in ms   ARGV[2] lock id, empty by key
+-- lookup: return the record of a live lock, by its key or by a lock id. Reads only.
+-- KEYS[1] lock, or index of the lock id   ARGV[1] tolerance in ms   ARGV[2] lock id, or empty
 -- returns the record, nil, or -1 for a foreign record
 local raw
 if ARGV[2] == '' then

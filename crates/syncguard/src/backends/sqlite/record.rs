@@ -1,5 +1,5 @@
-//! The rows of the file, and what operations do to them. Every function here is called inside a
-//! transaction, and reads this machine's clock there.
+//! The rows of the lock file, and the operations on them. A function that writes must be called
+//! inside a transaction. The clock is read inside each function, not when the request was made.
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
@@ -9,27 +9,29 @@ use crate::common::fence::Fence;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{CLEANUP_GUARD_MS, Timestamp, is_live};
-use crate::contract::outcome::{Absence, Acquire, Extend, Extension, Lease, Release};
+use crate::contract::outcome::{
+    AcquireOutcome, ExtendOutcome, Extension, Lease, NotHeldReason, ReleaseOutcome,
+};
 use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
 
-/// Why an operation did not come to its end.
-pub(super) enum Trouble {
-    /// SQLite failed, and with it the transaction.
+/// Why an operation failed.
+pub(super) enum RowError {
+    /// SQLite failed, which fails the transaction.
     Sqlite(rusqlite::Error),
-    /// The operation refused before it wrote anything; the transaction goes on.
+    /// The operation failed before it wrote anything; the transaction continues.
     Refused(Error),
 }
 
-impl From<rusqlite::Error> for Trouble {
+impl From<rusqlite::Error> for RowError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sqlite(error)
     }
 }
 
-type Result<T> = std::result::Result<T, Trouble>;
+type Result<T> = std::result::Result<T, RowError>;
 
-/// A lock as it is stored.
+/// A row of `syncguard_locks`.
 struct Record {
     key: String,
     lock_id: String,
@@ -61,7 +63,7 @@ impl Record {
         db.prepare_cached(&query)?.query_row([lock_id.expose()], Self::from_row).optional()
     }
 
-    /// The record as a lock; what makes no sense is an error, never a panic.
+    /// Converts the row to a lock. Invalid columns are an error, never a panic.
     fn open(self) -> Result<StoredLock> {
         let open = || -> OurResult<StoredLock> {
             let millis = |number| u64::try_from(number).map(Timestamp::from_millis);
@@ -71,11 +73,11 @@ impl Record {
                 u64::try_from(self.fence)
                     .map_err(|_| Error::foreign_lock())
                     .and_then(Fence::new)?,
-                millis(self.acquired_at_ms).map_err(|_| Error::foreign_lock())?,
-                millis(self.expires_at_ms).map_err(|_| Error::foreign_lock())?,
-            ))
+            )
+            .acquired_at(millis(self.acquired_at_ms).map_err(|_| Error::foreign_lock())?)
+            .expires_at(millis(self.expires_at_ms).map_err(|_| Error::foreign_lock())?))
         };
-        open().map_err(|_cause| Trouble::Refused(Error::foreign_lock()))
+        open().map_err(|_cause| RowError::Refused(Error::foreign_lock()))
     }
 }
 
@@ -83,7 +85,7 @@ fn now() -> Timestamp {
     SystemClock.now()
 }
 
-/// SQLite's integers have a sign; no time and no fence of ours needs it.
+/// Converts to SQLite's signed integers. No time and no fence of ours is too large.
 fn integer(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
@@ -96,28 +98,30 @@ fn find_by_id(db: &Connection, lock_id: LockId) -> Result<Option<StoredLock>> {
     Record::by_id(db, lock_id)?.map(Record::open).transpose()
 }
 
-/// What an acquire can say without writing: `None` when the lock is free.
+/// Returns the outcome of an acquire if it needs no write, or `None` if the lock is free.
 pub(super) fn try_without_writing(
     db: &Connection,
     request: &AcquireRequest,
-) -> Result<Option<Acquire>> {
+) -> Result<Option<AcquireOutcome>> {
     let Some(held) = find_by_key(db, request.key())? else { return Ok(None) };
     let now = now();
     Ok(match (held.lock_id == request.lock_id(), is_live(held.expires_at, now)) {
-        (true, true) => Some(Acquire::Acquired(Lease::new(held.token, held.expires_at))),
-        (true, false) => Some(Acquire::Spent),
-        (false, true) => Some(Acquire::Contended { free_in: Some(held.expires_at.dead_in(now)) }),
+        (true, true) => Some(AcquireOutcome::Acquired(Lease::new(held.token, held.expires_at))),
+        (true, false) => Some(AcquireOutcome::AlreadyUsed),
+        (false, true) => {
+            Some(AcquireOutcome::Contended { expires_in: Some(held.expires_at.dead_in(now)) })
+        }
         (false, false) => None,
     })
 }
 
-pub(super) fn acquire(db: &Connection, request: &AcquireRequest) -> Result<Acquire> {
+pub(super) fn acquire(db: &Connection, request: &AcquireRequest) -> Result<AcquireOutcome> {
     if let Some(outcome) = try_without_writing(db, request)? {
         return Ok(outcome);
     }
     let (key, lock_id) = (request.key(), request.lock_id());
     if Record::by_id(db, lock_id)?.is_some() {
-        return Err(Trouble::Refused(
+        return Err(RowError::Refused(
             Error::new(
                 crate::common::error::ErrorCode::Internal,
                 "the lock id is already in use; nothing was changed",
@@ -129,7 +133,7 @@ pub(super) fn acquire(db: &Connection, request: &AcquireRequest) -> Result<Acqui
     let counter: Option<i64> = counter.query_row([key.as_str()], |row| row.get(0)).optional()?;
     let counter = u64::try_from(counter.unwrap_or(0));
     let fence = counter.map_err(|_| Error::foreign_lock()).and_then(Fence::after);
-    let fence = fence.map_err(Trouble::Refused)?;
+    let fence = fence.map_err(RowError::Refused)?;
     let now = now();
     let expires_at = now.expiry(request.ttl());
     db.prepare_cached(
@@ -148,48 +152,51 @@ pub(super) fn acquire(db: &Connection, request: &AcquireRequest) -> Result<Acqui
         integer(now.as_millis()),
         integer(expires_at.as_millis()),
     ])?;
-    Ok(Acquire::Acquired(Lease::new(fence, expires_at)))
+    Ok(AcquireOutcome::Acquired(Lease::new(fence, expires_at)))
 }
 
-/// The outcome, and the key that is free now.
-pub(super) fn release(db: &Connection, request: &ReleaseRequest) -> Result<(Release, Option<Key>)> {
+/// Releases a lock. Returns the outcome, and the key if it is free now.
+pub(super) fn release(
+    db: &Connection,
+    request: &ReleaseRequest,
+) -> Result<(ReleaseOutcome, Option<Key>)> {
     let Some(held) = find_by_id(db, request.lock_id())? else {
-        return Ok((Release::NotHeld(Absence::NotFound), None));
+        return Ok((ReleaseOutcome::NotHeld(NotHeldReason::NotFound), None));
     };
     if !is_live(held.expires_at, now()) {
-        return Ok((Release::NotHeld(Absence::Expired), None));
+        return Ok((ReleaseOutcome::NotHeld(NotHeldReason::Expired), None));
     }
     delete(db, held.lock_id)?;
-    Ok((Release::Released, Some(held.key)))
+    Ok((ReleaseOutcome::Released, Some(held.key)))
 }
 
-pub(super) fn extend(db: &Connection, request: &ExtendRequest) -> Result<Extend> {
+pub(super) fn extend(db: &Connection, request: &ExtendRequest) -> Result<ExtendOutcome> {
     let Some(held) = find_by_id(db, request.lock_id())? else {
-        return Ok(Extend::NotHeld(Absence::NotFound));
+        return Ok(ExtendOutcome::NotHeld(NotHeldReason::NotFound));
     };
     let now = now();
     if !is_live(held.expires_at, now) {
-        return Ok(Extend::NotHeld(Absence::Expired));
+        return Ok(ExtendOutcome::NotHeld(NotHeldReason::Expired));
     }
     let expires_at = now.expiry(request.ttl());
     db.prepare_cached("UPDATE syncguard_locks SET expires_at_ms = ?2 WHERE lock_id = ?1")?
         .execute(params![request.lock_id().expose(), integer(expires_at.as_millis())])?;
-    Ok(Extend::Extended(Extension::new(expires_at)))
+    Ok(ExtendOutcome::Extended(Extension::new(expires_at)))
 }
 
-/// The live lock of a key.
+/// Returns the live lock of a key.
 pub(super) fn lookup_key(db: &Connection, key: &Key) -> Result<Option<StoredLock>> {
     let found = find_by_key(db, key)?;
     Ok(found.filter(|held| is_live(held.expires_at, now())))
 }
 
-/// The live lock of an id.
+/// Returns the live lock with an id.
 pub(super) fn lookup_id(db: &Connection, lock_id: LockId) -> Result<Option<StoredLock>> {
     let found = find_by_id(db, lock_id)?;
     Ok(found.filter(|held| is_live(held.expires_at, now())))
 }
 
-/// Whether the key is locked, and what is there if it is dead.
+/// Returns whether the key is locked, and the record if it has expired.
 pub(super) fn is_locked(
     db: &Connection,
     key: &Key,
@@ -200,7 +207,7 @@ pub(super) fn is_locked(
     Ok((is_live, (!is_live).then_some((held, now))))
 }
 
-/// Deletes a record that has been dead for long. Never a counter.
+/// Deletes a record that expired long enough ago. Never deletes a fence counter.
 pub(super) fn clean_up(db: &Connection, lock_id: LockId) -> Result<()> {
     if let Some(held) = find_by_id(db, lock_id)?
         && now().since(held.expires_at).as_millis() > u128::from(CLEANUP_GUARD_MS)
@@ -210,7 +217,8 @@ pub(super) fn clean_up(db: &Connection, lock_id: LockId) -> Result<()> {
     Ok(())
 }
 
-/// Live locks with keys after `after`, in order, and the last key when there may be more.
+/// Returns a page of live locks in the order of their keys, starting behind `after`, and the last
+/// key if there may be more.
 pub(super) fn list(db: &Connection, after: &str) -> Result<(Vec<StoredLock>, Option<String>)> {
     const PAGE: usize = 200;
     let query =
@@ -220,7 +228,7 @@ pub(super) fn list(db: &Connection, after: &str) -> Result<(Vec<StoredLock>, Opt
     let records = records.collect::<rusqlite::Result<Vec<_>>>()?;
     let next = (records.len() == PAGE).then(|| records[PAGE - 1].key.clone());
     let now = now();
-    // A row that makes no sense is no lock; the operations on its key say so.
+    // An invalid row is not listed; operations on its key report the error.
     let locks = records.into_iter().filter_map(|record| record.open().ok());
     Ok((locks.filter(|held| is_live(held.expires_at, now)).collect(), next))
 }

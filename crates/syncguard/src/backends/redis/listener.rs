@@ -1,4 +1,4 @@
-//! Wake-ups: one connection per backend that hears of releases, one channel per awaited key.
+//! Notifications of releases: one connection per backend, one channel per awaited key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,15 +8,15 @@ use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, RedisError, RedisResult, Value};
 use sha1_smol::Sha1;
 
-use super::config::Names;
 use super::error;
-use super::topology::Finder;
+use super::names::Names;
+use super::topology::Resolver;
 use crate::common::error::{ErrorCode, Result};
 use crate::common::key::Key;
-use crate::contract::listener::{Failure, Listener, Reports, Topic, Transport};
-use crate::contract::wake::WakeUps;
+use crate::contract::listener::{Failure, Listener, Reports, Topic, Transport, parse_holder_age};
+use crate::contract::notifier::Subscription;
 
-/// The channels on which releases are told. They name no key.
+/// The channels on which releases are published. Their names contain no key.
 #[derive(Clone, Debug)]
 pub(super) struct Channels {
     names: Names,
@@ -24,18 +24,19 @@ pub(super) struct Channels {
 }
 
 impl Channels {
-    /// Those of one database: channels know no databases.
+    /// Creates the channels of one database. Its number is in the names, because all databases of a
+    /// server share its channels.
     pub(super) fn new(names: Names, database: i64) -> Self {
         let prefix = format!("{}:wake:{database}:", names.space.prefix());
         Self { names, prefix }
     }
 
-    /// What they begin with; the hash of the lock's key follows.
+    /// Returns the prefix of the names; the hash of the lock's key follows.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// By the storage key of a lock.
+    /// Returns the channel of a lock, by its storage key.
     pub(super) fn of_lock(&self, lock_key: &str) -> String {
         // SHA-1, because scripts can compute it too.
         format!("{}{}", self.prefix, Sha1::from(lock_key).digest())
@@ -48,27 +49,27 @@ impl Channels {
 
 /// Subscribes to releases.
 #[derive(Debug)]
-pub(super) struct Waker {
+pub(super) struct RedisListener {
     listener: Listener,
 }
 
-impl Waker {
-    /// Starts the task that owns the connection. It connects when the first waiter comes and ends with
-    /// the backend.
-    pub(super) fn start(finder: Arc<Finder>, channels: Channels) -> Self {
-        let transport = PubSub { finder, channels, has_warned: AtomicBool::new(false) };
+impl RedisListener {
+    /// Starts the task that owns the connection. It connects when the first waiter comes and ends
+    /// with the backend.
+    pub(super) fn start(resolver: Arc<Resolver>, channels: Channels) -> Self {
+        let transport = PubSub { resolver, channels, has_warned: AtomicBool::new(false) };
         Self { listener: Listener::start(transport) }
     }
 
-    /// Subscribes to the channel of a key; answers when the server has confirmed it.
-    pub(super) async fn subscribe(&self, key: &Key) -> Option<WakeUps> {
+    /// Subscribes to the channel of a key. Returns when the server has confirmed it.
+    pub(super) async fn subscribe(&self, key: &Key) -> Option<Subscription> {
         self.listener.subscribe(key).await
     }
 }
 
-/// Notifications by channels.
+/// Notifications through channels.
 struct PubSub {
-    finder: Arc<Finder>,
+    resolver: Arc<Resolver>,
     channels: Channels,
     has_warned: AtomicBool,
 }
@@ -79,7 +80,7 @@ impl PubSub {
             return Failure::Lost;
         }
         if !self.has_warned.swap(true, Ordering::Relaxed) {
-            tracing::warn!("Redis does not let this user subscribe; waiters poll instead");
+            tracing::warn!("the Redis user may not subscribe to channels; waiters poll instead");
         }
         Failure::Refused
     }
@@ -93,16 +94,17 @@ impl Transport for PubSub {
     }
 
     fn timeout(&self) -> Duration {
-        self.finder.response_timeout()
+        self.resolver.response_timeout()
     }
 
     async fn connect(&self, reports: Reports) -> Result<Subscriber, Failure> {
-        let config = self.finder.connection_config().set_push_sender(move |push: PushInfo| {
+        let config = self.resolver.connection_config().set_push_sender(move |push: PushInfo| {
             on_push(&reports, &push);
             Ok::<(), redis::aio::SendError>(())
         });
-        let connection = self.finder.connect(config).await.map_err(|cause| self.failure(&cause))?;
-        Ok(Subscriber { connection, is_sharded: self.finder.is_cluster() })
+        let connection =
+            self.resolver.connect(config).await.map_err(|cause| self.failure(&cause))?;
+        Ok(Subscriber { connection, is_sharded: self.resolver.is_cluster() })
     }
 
     async fn subscribe(
@@ -124,37 +126,40 @@ impl Transport for PubSub {
         unsubscribed.map_err(|cause| self.failure(&cause))
     }
 
-    /// The driver keeps a connection that only does not answer.
+    /// Needed because the driver keeps a connection that has stopped answering.
     async fn ping(&self, connection: &mut Subscriber) -> Result<(), Failure> {
         let ping = redis::cmd("PING").query_async::<Value>(&mut connection.connection).await;
         ping.map(drop).map_err(|_cause| Failure::Lost)
     }
 }
 
-/// Takes what the server pushes. Called by the connection, so it must not block.
+/// Handles a push message of the server. The connection calls it, so it must not block.
 fn on_push(reports: &Reports, push: &PushInfo) {
-    let channel = match push.data.first() {
-        Some(Value::BulkString(channel)) => str::from_utf8(channel).ok(),
+    let text = |place: usize| match push.data.get(place) {
+        Some(Value::BulkString(text)) => str::from_utf8(text).ok(),
         _ => None,
     };
+    let (channel, age) = (text(0), text(1).and_then(parse_holder_age));
     match (&push.kind, channel) {
-        (PushKind::Message | PushKind::SMessage, Some(channel)) => reports.notify(channel),
+        (PushKind::Message | PushKind::SMessage, Some(channel)) => {
+            reports.notify(channel, age);
+        }
         (PushKind::Disconnection, _) => reports.lost(),
-        // A channel that is still awaited was taken away: its slot has moved to another node.
+        // The server ended a subscription that is still needed: the slot has moved to another node.
         (PushKind::SUnsubscribe, Some(channel)) if reports.is_awaited(channel) => reports.lost(),
         _ => {}
     }
 }
 
-/// A connection that subscribes. On a Cluster the channels are sharded: they live on the node that
-/// has the slot of our prefix, which is the one we are connected to.
+/// A connection that subscribes. On a Cluster the channels are sharded: they are on the node that
+/// owns the slot of our prefix, which is the one that this connection leads to.
 struct Subscriber {
     connection: MultiplexedConnection,
     is_sharded: bool,
 }
 
 impl Subscriber {
-    /// One channel at a time, because every channel has an answer of its own.
+    /// Sends one channel at a time, because every channel has its own answer.
     async fn send(&mut self, command: &str, channel: &str) -> RedisResult<()> {
         let mut call = redis::cmd(command);
         call.arg(channel).query_async::<Value>(&mut self.connection).await.map(drop)

@@ -1,12 +1,13 @@
--- take: read the lock and, unless it is live, try to have the key's turn and take it. A live lock is only
--- read.
--- Nothing here waits for the turn, but it may have become ours after this statement's snapshot was made.
--- Then somebody may have taken the lock unseen, and if so the counter has moved: nothing is counted unless
--- it is what the snapshot shows. A dead row is judged once more when it is overwritten.
+-- acquire: read the lock and, unless it is live, try to get the key's advisory lock and acquire the lock.
+-- A live lock is only read.
+-- The statement does not wait for the advisory lock, but may get it after its snapshot was taken. Another
+-- transaction may have acquired the lock in between, unseen; if so, it has advanced the counter. The
+-- counter is therefore only advanced from the value in the snapshot. A dead row is checked once more when
+-- it is overwritten.
 -- $1 key   $2 tolerance in ms   $3 lock id   $4 ttl in ms   $5 largest fence   $6 key of the counter
 -- $7 key as the user knows it
--- answers fence and expiry if it was taken; otherwise the time, lock id, fence and expiry of what is there,
--- and the counter
+-- returns the fence and expiry if the lock was acquired; otherwise the time, the lock id, fence and expiry
+-- of the stored row, and the counter
 WITH counted AS (
   INSERT INTO {fences} AS f (fence_key, fence, key_debug)
   SELECT $6, 1, $7

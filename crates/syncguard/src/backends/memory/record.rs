@@ -1,4 +1,4 @@
-//! The map behind the memory backend, cut into shards so that distinct keys do not contend.
+//! The maps of the memory backend, split into shards so that distinct keys rarely contend.
 
 use std::collections::HashMap;
 use std::sync::MutexGuard;
@@ -10,14 +10,14 @@ use crate::common::sharded::Sharded;
 use crate::common::time::Timestamp;
 use crate::contract::stored_lock::StoredLock;
 
-/// What is known of a key. It is never removed, because the counter must not be.
+/// The lock and the fence counter of a key. It is never removed, because the counter must not be.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     pub(super) fence_counter: u64,
     pub(super) record: Option<Record>,
 }
 
-/// A lock as it is stored.
+/// A stored lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) lock_id: LockId,
@@ -28,13 +28,15 @@ pub(crate) struct Record {
 
 impl Record {
     pub(super) fn into_stored(self, key: &Key) -> StoredLock {
-        StoredLock::new(key.clone(), self.lock_id, self.fence, self.acquired_at, self.expires_at)
+        StoredLock::new(key.clone(), self.lock_id, self.fence)
+            .acquired_at(self.acquired_at)
+            .expires_at(self.expires_at)
     }
 }
 
-/// Slots by key, and the way from a lock id to its key.
+/// The slots by key, and an index from lock ids to keys.
 ///
-/// Lock order: a key's shard first, an index shard inside it; never the other way round.
+/// Lock order: a key's shard first, then an index shard; never the reverse.
 #[derive(Debug)]
 pub(super) struct Shards {
     by_key: Sharded<Key, Slot>,
@@ -50,7 +52,7 @@ impl Shards {
         self.by_key.shard_of(key)
     }
 
-    /// Every record, dead or alive.
+    /// Returns every record, live or expired.
     pub(super) fn records(&self) -> Vec<(Key, Record)> {
         let records = |shard: MutexGuard<'_, HashMap<Key, Slot>>| -> Vec<(Key, Record)> {
             shard.iter().filter_map(|(key, slot)| Some((key.clone(), slot.record?))).collect()

@@ -1,4 +1,4 @@
-//! Wake-ups: one stream per backend on which Firestore tells of changes, while somebody waits.
+//! Notifications: one stream per backend, on which Firestore reports changes while a task waits.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,26 +14,26 @@ use super::names::Names;
 use super::requests::Requests;
 use crate::common::backoff::reconnect_delay;
 use crate::common::key::Key;
-use crate::contract::wake::{WakeHub, WakeUps};
-use crate::contract::wake_desk::{Order, WakeDesk};
-use api::listen_request::TargetChange as Wish;
-use api::listen_response::ResponseType as News;
+use crate::contract::listener_handle::{Command, ListenerHandle};
+use crate::contract::notifier::{Notifier, Subscription};
+use api::listen_request::TargetChange;
+use api::listen_response::ResponseType;
 use api::target::{DocumentsTarget, TargetType};
 use api::target_change::TargetChangeType;
 
-/// Subscribes.
-pub(super) struct Waker {
-    desk: WakeDesk,
-    patience: Duration,
+/// The handle of the task that listens to Firestore.
+pub(super) struct FirestoreListener {
+    handle: ListenerHandle,
+    timeout: Duration,
 }
 
-impl Waker {
-    /// Starts the task that owns the stream. It ends with the backend.
+impl FirestoreListener {
+    /// Starts the task that owns the stream. The task ends when the backend is dropped.
     pub(super) fn start(requests: Arc<Requests>, names: Names) -> Self {
-        let (desk, orders) = WakeDesk::open();
-        let patience = requests.patience();
-        let listener = Listener {
-            hub: desk.hub().clone(),
+        let (handle, commands) = ListenerHandle::open();
+        let timeout = requests.timeout();
+        let listener = ListenTask {
+            notifier: handle.notifier().clone(),
             requests,
             names,
             targets: HashMap::new(),
@@ -43,66 +43,67 @@ impl Waker {
             reopen_at: Instant::now(),
             has_warned: false,
         };
-        tokio::spawn(listener.serve(orders));
-        Self { desk, patience }
+        tokio::spawn(listener.serve(commands));
+        Self { handle, timeout }
     }
 
-    /// Watches the lock of a key; answers when nothing can be missed any more.
-    pub(super) async fn subscribe(&self, key: &Key) -> Option<WakeUps> {
-        tokio::time::timeout(self.patience, self.desk.subscribe(key)).await.ok().flatten()
+    /// Watches the lock of a key. Returns once no change can be missed, or `None` if it cannot be
+    /// watched.
+    pub(super) async fn subscribe(&self, key: &Key) -> Option<Subscription> {
+        tokio::time::timeout(self.timeout, self.handle.subscribe(key)).await.ok().flatten()
     }
 }
 
 /// The task that owns the stream.
-struct Listener {
-    hub: WakeHub,
+struct ListenTask {
+    notifier: Notifier,
     requests: Arc<Requests>,
     names: Names,
-    /// What is watched, by the name of the lock's document.
-    targets: HashMap<String, Target>,
+    /// The watched documents, by name.
+    targets: HashMap<String, WatchedDocument>,
     last_id: i32,
-    stream: Option<Stream>,
-    /// How many streams in a row have failed before they were of use.
+    stream: Option<ListenStream>,
+    /// The number of streams in a row that ended before they were stable.
     failures: u32,
     reopen_at: Instant,
     has_warned: bool,
 }
 
-/// A document that is watched.
-struct Target {
+/// A lock's document that is watched.
+struct WatchedDocument {
     id: i32,
     key: Key,
-    /// All changes up to now have been told.
+    /// Whether the server has reported all changes up to now.
     is_current: bool,
-    /// Who wants to know when that is so.
+    /// Subscribers to notify once the document is current.
     waiting: Vec<oneshot::Sender<bool>>,
 }
 
-struct Stream {
-    wishes: mpsc::UnboundedSender<api::ListenRequest>,
-    news: Streaming<api::ListenResponse>,
+struct ListenStream {
+    requests_out: mpsc::UnboundedSender<api::ListenRequest>,
+    responses: Streaming<api::ListenResponse>,
     opened_at: Instant,
 }
 
-impl Listener {
-    async fn serve(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
+impl ListenTask {
+    async fn serve(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
         let mut replacements = self.requests.replacements();
         loop {
             let is_missing = self.stream.is_none() && !self.targets.is_empty();
             tokio::select! {
-                order = orders.recv() => match order {
+                command = commands.recv() => match command {
                     None => return,
-                    Some(Order::Subscribe { key, confirmed }) => self.watch(&key, confirmed),
-                    Some(Order::Idle { key }) => {
+                    Some(Command::Subscribe { key, confirmed }) => self.watch(&key, confirmed),
+                    Some(Command::Idle { key }) => {
                         self.leave(&key);
                         self.note_working();
                     }
                 },
-                news = next(&mut self.stream) => match news {
-                    Some(news) if self.hear(&news) => {}
+                responses = next(&mut self.stream) => match responses {
+                    Some(responses) if self.on_notification(&responses) => {}
                     _ => self.lose(),
                 },
-                // The stream is on a channel that is no longer trusted.
+                // The channel of the stream was replaced.
                 Ok(()) = replacements.changed() => if self.stream.is_some() {
                     self.lose();
                 },
@@ -119,7 +120,7 @@ impl Listener {
         let Ok([name, _]) = self.names.documents(key) else { return };
         if let Some(target) = self.targets.get_mut(&name) {
             if target.is_current && self.stream.is_some() {
-                // A waiter that has gone needs no confirmation.
+                // A waiter that was dropped needs no confirmation.
                 confirmed.send(true).unwrap_or_default();
             } else {
                 target.waiting.push(confirmed);
@@ -127,66 +128,67 @@ impl Listener {
             return;
         }
         self.last_id = self.last_id.checked_add(1).unwrap_or(1);
-        let target = Target {
+        let target = WatchedDocument {
             id: self.last_id,
             key: key.clone(),
             is_current: false,
             waiting: vec![confirmed],
         };
-        self.wish(add(&name, &target));
+        self.change_target(add(&name, &target));
         self.targets.insert(name, target);
     }
 
     fn leave(&mut self, key: &Key) {
-        if self.hub.is_awaited(key) {
+        if self.notifier.is_awaited(key) {
             return;
         }
         let Ok([name, _]) = self.names.documents(key) else { return };
         if let Some(target) = self.targets.remove(&name) {
-            self.wish(Wish::RemoveTarget(target.id));
+            self.change_target(TargetChange::RemoveTarget(target.id));
         }
         if self.targets.is_empty() {
             self.stream = None;
         }
     }
 
-    fn wish(&self, change: Wish) {
+    fn change_target(&self, change: TargetChange) {
         if let Some(stream) = &self.stream {
-            // A stream that has ended is noticed where its news are heard.
-            drop(stream.wishes.send(self.requests.listen_request(change)));
+            // The task notices the end of the stream when it reads the next response.
+            drop(stream.requests_out.send(self.requests.listen_request(change)));
         }
     }
 
-    /// Opens the stream and asks for everything that is watched.
+    /// Opens the stream and watches all documents on it. Returns `false` if that fails.
     async fn open(&mut self) -> bool {
-        let (wishes, mut granted) = mpsc::unbounded_channel();
+        let (requests_out, mut granted) = mpsc::unbounded_channel();
         for (name, target) in &mut self.targets {
             target.is_current = false;
-            let wish = self.requests.listen_request(add(name, target));
-            if wishes.send(wish).is_err() {
+            let change_target = self.requests.listen_request(add(name, target));
+            if requests_out.send(change_target).is_err() {
                 return false;
             }
         }
         match self.requests.listen(poll_fn(move |context| granted.poll_recv(context))).await {
-            Ok(news) => {
-                self.stream = Some(Stream { wishes, news, opened_at: Instant::now() });
+            Ok(responses) => {
+                self.stream =
+                    Some(ListenStream { requests_out, responses, opened_at: Instant::now() });
                 true
             }
             Err(_cause) => false,
         }
     }
 
-    /// Without the stream nothing is heard; until it is back, polling serves.
+    /// Drops the stream and schedules another. Waiters poll until it is open.
     fn lose(&mut self) {
-        /// A stream that has lasted as long was of use; one that ends after a few messages was not.
+        /// A stream that lasted this long resets the backoff; one that ended earlier does not.
         const STABLE: Duration = Duration::from_secs(10);
         let lost = self.stream.take();
-        if lost.is_some_and(|stream: Stream| stream.opened_at.elapsed() >= STABLE) {
+        if lost.is_some_and(|stream: ListenStream| stream.opened_at.elapsed() >= STABLE) {
             self.failures = 0;
         }
         self.failures = self.failures.saturating_add(1);
         self.reopen_at = Instant::now() + reconnect_delay(self.failures);
-        self.hub.set_working(false);
+        self.notifier.set_working(false);
         for target in self.targets.values_mut() {
             target.is_current = false;
             for confirmed in target.waiting.drain(..) {
@@ -195,13 +197,13 @@ impl Listener {
         }
     }
 
-    /// Hears one piece of news; `false` when the stream is of no use any more.
-    fn hear(&mut self, news: &api::ListenResponse) -> bool {
-        match &news.response_type {
-            Some(News::DocumentDelete(gone)) => self.wake(&gone.document),
-            Some(News::DocumentRemove(gone)) => self.wake(&gone.document),
-            Some(News::Filter(filter)) => self.wake_target(filter.target_id),
-            Some(News::TargetChange(change)) => match change.target_change_type() {
+    /// Handles a response. Returns `false` if the stream can no longer be used.
+    fn on_notification(&mut self, responses: &api::ListenResponse) -> bool {
+        match &responses.response_type {
+            Some(ResponseType::DocumentDelete(gone)) => self.wake(&gone.document),
+            Some(ResponseType::DocumentRemove(gone)) => self.wake(&gone.document),
+            Some(ResponseType::Filter(filter)) => self.wake_target(filter.target_id),
+            Some(ResponseType::TargetChange(change)) => match change.target_change_type() {
                 TargetChangeType::Current => {
                     self.note_current(&change.target_ids);
                     self.note_working();
@@ -216,24 +218,25 @@ impl Listener {
         true
     }
 
-    /// Something may have been missed.
+    /// Wakes the waiters of a target, because a change may have been missed.
     fn wake_target(&self, id: i32) {
         if let Some(target) = self.targets.values().find(|target| target.id == id) {
-            self.hub.wake(&target.key);
+            self.notifier.notify(&target.key, None);
         }
     }
 
     fn wake(&self, name: &str) {
         if let Some(target) = self.targets.get(name) {
-            self.hub.wake(&target.key);
+            self.notifier.notify(&target.key, None);
         }
     }
 
-    /// The server does not tell of these: who waits for them polls. None named is all.
+    /// Stops watching targets that the server removed; their waiters poll. Without ids, the server
+    /// means all targets, and this returns `false`.
     fn give_up(&mut self, ids: &[i32]) -> bool {
         if !self.has_warned {
             self.has_warned = true;
-            tracing::warn!("firestore does not tell of some locks; who waits for them polls");
+            tracing::warn!("Firestore refused to watch some locks; their waiters poll instead");
         }
         for target in self.targets.values_mut().filter(|target| ids.contains(&target.id)) {
             for confirmed in target.waiting.drain(..) {
@@ -244,16 +247,17 @@ impl Listener {
         !ids.is_empty()
     }
 
-    /// Wake-ups work when all that is watched is current.
+    /// Reports that notifications work, if all watched documents are current.
     fn note_working(&self) {
         if self.stream.is_some() && self.targets.values().all(|target| target.is_current) {
-            self.hub.set_working(true);
+            self.notifier.set_working(true);
         }
     }
 
-    /// Nothing of these is missed from now on. None named is all.
+    /// Marks targets as current: no change of theirs is missed from now on. Without ids, all are
+    /// meant.
     fn note_current(&mut self, ids: &[i32]) {
-        let is_meant = |target: &&mut Target| ids.is_empty() || ids.contains(&target.id);
+        let is_meant = |target: &&mut WatchedDocument| ids.is_empty() || ids.contains(&target.id);
         for target in self.targets.values_mut().filter(is_meant) {
             target.is_current = true;
             for confirmed in target.waiting.drain(..) {
@@ -263,20 +267,21 @@ impl Listener {
     }
 }
 
-/// The wish to hear of a document.
-fn add(name: &str, target: &Target) -> Wish {
+/// Returns the change that watches a document.
+fn add(name: &str, target: &WatchedDocument) -> TargetChange {
     let documents = DocumentsTarget { documents: vec![name.to_owned()] };
-    Wish::AddTarget(api::Target {
+    TargetChange::AddTarget(api::Target {
         target_id: target.id,
         target_type: Some(TargetType::Documents(documents)),
         ..Default::default()
     })
 }
 
-/// The next piece of news; `None` when the stream has ended. Without a stream there is none.
-async fn next(stream: &mut Option<Stream>) -> Option<api::ListenResponse> {
+/// Waits for the next response. Returns `None` when the stream has ended; without a stream, never
+/// returns.
+async fn next(stream: &mut Option<ListenStream>) -> Option<api::ListenResponse> {
     match stream {
-        Some(stream) => stream.news.message().await.ok().flatten(),
+        Some(stream) => stream.responses.message().await.ok().flatten(),
         None => std::future::pending().await,
     }
 }

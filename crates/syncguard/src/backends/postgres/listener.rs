@@ -1,11 +1,13 @@
-//! Notifications of releases: one connection per backend that listens, and a marker at awaited keys.
+//! Notifications of releases: one connection per backend that listens, and markers for awaited
+//! keys.
 //!
-//! The marker is a shared advisory lock that the listening connection holds. A release tries the same
-//! lock for itself: only when it does not get it a waiter is there, and only then it notifies, after its
-//! commit. Notifying makes commits wait for each other, so a release without waiters does not notify.
+//! A marker is a shared advisory lock that the listening connection holds. A release tries to take
+//! the same lock exclusively. Only if that fails is there a waiter, and the release notifies after
+//! its commit. Notifying makes commits wait for each other, so a release without waiters does not
+//! notify.
 //!
-//! A listener marks a bounded number of keys, because the server's lock table is shared by all its
-//! applications. With more it holds one marker that stands for any key, and every release notifies.
+//! A listener marks a limited number of keys, because all applications of a server share its lock
+//! table. For more keys it holds one marker that stands for any key, and every release notifies.
 
 use std::collections::HashSet;
 use std::future::{Future, poll_fn};
@@ -13,34 +15,35 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_postgres::AsyncMessage;
 use tokio_postgres::types::Type;
-use tokio_postgres::{AsyncMessage, Client};
 
 use super::connector::Connector;
 use super::driver::Driver;
 use super::error;
 use super::names::Names;
+use super::pool::{ListeningClient, Pool};
 use super::statements::Value;
 use crate::common::error::Result;
 use crate::common::hash_id::number_of;
 use crate::common::key::Key;
-use crate::contract::listener::{Failure, Listener, Reports, Topic, Transport};
-use crate::contract::wake::WakeUps;
+use crate::contract::listener::{Failure, Listener, Reports, Topic, Transport, parse_holder_age};
+use crate::contract::notifier::Subscription;
 
-/// How many keys one listener marks each by itself.
+/// How many keys one listener marks individually.
 const MOST_MARKED_KEYS: usize = 64;
 
-/// Subscribes to releases, and knows how they are notified of.
-pub(super) struct Waker {
+/// Subscribes to releases, and knows the channel of their notifications.
+pub(super) struct PostgresListener {
     listener: Listener,
     channel: Channel,
 }
 
-/// Where releases of one lock table are notified of.
+/// The channel and the markers for releases of one lock table.
 #[derive(Clone)]
 pub(super) struct Channel {
     pub(super) name: String,
-    /// The first number of the markers of single keys; the second is the hash of the key.
+    /// The first number of the marker of a single key; the second is the hash of the key.
     pub(super) key_space: i32,
     /// The first number of the marker that stands for any key; the second is 0.
     pub(super) any_key: i32,
@@ -53,18 +56,24 @@ impl Channel {
         Self { name, key_space, any_key }
     }
 
-    /// The payload of a notification: which key, without telling it.
-    pub(super) fn payload(key: &Key) -> String {
-        key.hash().as_str().to_owned()
+    /// Returns the payload of a notification: the hash of the key, and how long ago its holder
+    /// began to wait.
+    pub(super) fn payload(key: &Key, holder_age: Option<Duration>) -> String {
+        let hash = key.hash_id();
+        match holder_age {
+            Some(age) => format!("{hash} {}", age.as_millis()),
+            None => hash.as_str().to_owned(),
+        }
     }
 }
 
-impl Waker {
-    /// Starts the task that owns the connection. It connects when the first waiter comes and ends with
-    /// the backend.
-    pub(super) fn start(connector: Arc<Connector>, names: Names, timeout: Duration) -> Self {
+impl PostgresListener {
+    /// Starts the task that owns the connection. It connects when the first waiter comes and ends
+    /// with the backend.
+    pub(super) fn start(pool: Arc<Pool>, connector: Arc<Connector>, names: Names) -> Self {
         let channel = Channel::new(names.channel());
-        let transport = ListenNotify { connector, names, channel: channel.clone(), timeout };
+        let timeout = pool.response_timeout();
+        let transport = ListenNotify { pool, connector, names, channel: channel.clone(), timeout };
         Self { listener: Listener::start(transport), channel }
     }
 
@@ -72,14 +81,20 @@ impl Waker {
         &self.channel
     }
 
-    /// Marks a key; answers when it is marked.
-    pub(super) async fn subscribe(&self, key: &Key) -> Option<WakeUps> {
+    /// Whether a waiter of this backend is subscribed to a key.
+    pub(super) fn is_awaited(&self, key: &Key) -> bool {
+        self.listener.is_awaited(key)
+    }
+
+    /// Subscribes to the releases of a key. Returns when the key is marked.
+    pub(super) async fn subscribe(&self, key: &Key) -> Option<Subscription> {
         self.listener.subscribe(key).await
     }
 }
 
-/// Notifications by `LISTEN`.
+/// Notifications through `LISTEN` and `NOTIFY`.
 struct ListenNotify {
+    pool: Arc<Pool>,
     connector: Arc<Connector>,
     names: Names,
     channel: Channel,
@@ -88,11 +103,11 @@ struct ListenNotify {
 
 /// A connection that listens.
 struct Listening {
-    client: Client,
+    shared: Arc<ListeningClient>,
     opened: Instant,
-    /// The topics whose keys are marked each by itself.
+    /// The topics whose keys are marked individually.
     marked: HashSet<String>,
-    /// The others. While there are any, the marker for any key is up.
+    /// The other topics. While there are any, the marker for any key is held.
     unmarked: HashSet<String>,
 }
 
@@ -100,14 +115,14 @@ const MARK: &str = "SELECT pg_advisory_lock_shared($1, hashtext(key)) FROM unnes
 const UNMARK: &str = "SELECT pg_advisory_unlock_shared($1, hashtext(key)) FROM unnest($2) AS key";
 const MARK_ANY: &str = "SELECT pg_advisory_lock_shared($1, 0)";
 const UNMARK_ANY: &str = "SELECT pg_advisory_unlock_shared($1, 0)";
-/// Waits for releases of these keys that have looked for markers already and are not committed yet.
+/// Waits for releases of these keys that have already checked the markers but not committed yet.
 const AWAIT_RELEASES: &str = "SELECT pg_advisory_lock_shared($1, hashtext(key)), \
                               pg_advisory_unlock_shared($1, hashtext(key)) FROM unnest($2) AS key";
 
 impl ListenNotify {
     async fn ask(
         &self,
-        client: &Client,
+        connection: &Listening,
         question: &str,
         number: i32,
         keys: Option<&[String]>,
@@ -118,10 +133,16 @@ impl ListenNotify {
         if let Some(keys) = &keys {
             parameters.push((keys, Type::TEXT_ARRAY));
         }
-        self.within(client.query_typed(question, &parameters)).await.map(drop)
+        self.within(async {
+            let client = connection.shared.client.lock().await;
+            client.query_typed(question, &parameters).await
+        })
+        .await
+        .map(drop)
     }
 
-    /// A statement that the server refused leaves the connection as it was.
+    /// Limits a call by the timeout. A statement that the server refused leaves the connection
+    /// usable.
     async fn within<T>(
         &self,
         asking: impl Future<Output = Result<T, tokio_postgres::Error>>,
@@ -143,7 +164,7 @@ impl Transport for ListenNotify {
     type Connection = Listening;
 
     fn topic(&self, key: &Key) -> Result<String> {
-        Ok(Channel::payload(key))
+        Ok(key.hash_id().as_str().to_owned())
     }
 
     fn timeout(&self) -> Duration {
@@ -151,18 +172,25 @@ impl Transport for ListenNotify {
     }
 
     async fn connect(&self, reports: Reports) -> Result<Listening, Failure> {
-        // A pooler gives no session of one's own, so nothing can be listened to through it.
-        let opened = self.connector.open(false).await;
+        // Behind a pooler there is no dedicated session to listen on.
+        let opened = self.pool.open_listening().await;
         let Ok(Some((client, driver))) = opened else { return Err(Failure::Lost) };
-        tokio::spawn(drive(driver, reports));
+        let driving = tokio::spawn(drive(driver, reports.clone())).abort_handle();
         let listen = format!("LISTEN \"{}\"", self.channel.name);
         if let Err(failure) = self.within(client.batch_execute(&listen)).await {
-            // A standby refuses it.
+            // A standby refuses LISTEN.
             self.connector.forget_host();
             return Err(failure);
         }
+        let lose = Box::new(move || {
+            driving.abort();
+            reports.lost();
+        });
+        let client = Arc::new(tokio::sync::Mutex::new(client));
+        let shared = Arc::new(ListeningClient { client, lose });
+        self.pool.share(&shared).await;
         Ok(Listening {
-            client,
+            shared,
             opened: Instant::now(),
             marked: HashSet::new(),
             unmarked: HashSet::new(),
@@ -175,17 +203,17 @@ impl Transport for ListenNotify {
         let (own, others) = all.split_at(room.min(all.len()));
         if !own.is_empty() {
             let keys = self.lock_keys(own)?;
-            self.ask(&connection.client, MARK, self.channel.key_space, Some(&keys)).await?;
+            self.ask(connection, MARK, self.channel.key_space, Some(&keys)).await?;
             connection.marked.extend(own.iter().map(|topic| topic.name.clone()));
         }
         if !others.is_empty() {
             let keys = self.lock_keys(others)?;
             if connection.unmarked.is_empty() {
-                self.ask(&connection.client, MARK_ANY, self.channel.any_key, None).await?;
+                self.ask(connection, MARK_ANY, self.channel.any_key, None).await?;
             }
             connection.unmarked.extend(others.iter().map(|topic| topic.name.clone()));
             let number = self.channel.key_space;
-            self.ask(&connection.client, AWAIT_RELEASES, number, Some(&keys)).await?;
+            self.ask(connection, AWAIT_RELEASES, number, Some(&keys)).await?;
         }
         Ok(())
     }
@@ -194,10 +222,10 @@ impl Transport for ListenNotify {
         if connection.marked.remove(&topic.name) {
             let keys = self.lock_keys(&[topic])?;
             let number = self.channel.key_space;
-            return self.ask(&connection.client, UNMARK, number, Some(&keys)).await;
+            return self.ask(connection, UNMARK, number, Some(&keys)).await;
         }
         if connection.unmarked.remove(&topic.name) && connection.unmarked.is_empty() {
-            return self.ask(&connection.client, UNMARK_ANY, self.channel.any_key, None).await;
+            return self.ask(connection, UNMARK_ANY, self.channel.any_key, None).await;
         }
         Ok(())
     }
@@ -206,15 +234,19 @@ impl Transport for ListenNotify {
         if connection.opened.elapsed() >= self.connector.max_connection_age() {
             return Err(Failure::Lost);
         }
-        self.within(connection.client.batch_execute("")).await
+        self.within(async { connection.shared.client.lock().await.batch_execute("").await }).await
     }
 }
 
-/// Drives the connection and reports what it says, until it ends.
+/// Drives the connection and reports its notifications, until it ends.
 async fn drive(mut driver: Driver, reports: Reports) {
     while let Some(message) = poll_fn(|context| driver.poll_message(context)).await {
         match message {
-            Ok(AsyncMessage::Notification(notification)) => reports.notify(notification.payload()),
+            Ok(AsyncMessage::Notification(notification)) => {
+                let payload = notification.payload();
+                let (topic, age) = payload.split_once(' ').unwrap_or((payload, ""));
+                reports.notify(topic, parse_holder_age(age));
+            }
             Ok(_) => {}
             Err(_cause) => break,
         }

@@ -1,58 +1,60 @@
-//! Wake-ups: within the process at once, and between processes by a small file beside the locks.
+//! Notifications: directly within the process, and between processes through a small file next to
+//! the lock file (the wake file).
 //!
-//! The file has a number for every group of keys. Whoever releases a lock writes a new number for
-//! its group, after the commit; processes with waiters watch the file, see which numbers have
-//! changed, and wake who waits for a key of these groups. A write that is lost costs time, nothing
-//! else.
+//! The wake file has a number for every group of keys. After a release is committed, the releasing
+//! process writes a new number for the key's group. Processes with waiters watch the file, see
+//! which numbers have changed, and wake the waiters for keys of these groups. A lost write only
+//! delays waiters until they poll.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::common::hash_id::number_of;
 use crate::common::key::Key;
-use crate::contract::wake::{WakeHub, WakeUps};
+use crate::contract::notifier::{Notifier, Subscription};
 use watch::Watch;
 
-/// Groups of keys.
+/// The number of groups of keys.
 const GROUPS: usize = 256;
 const BYTES: usize = 8;
 
 type Numbers = [u64; GROUPS];
 
-/// Tells of releases, and hears of them.
+/// Publishes releases to other processes, and receives theirs.
 #[derive(Debug)]
-pub(super) struct Waker {
-    hub: WakeHub,
+pub(super) struct SqliteListener {
+    notifier: Notifier,
     path: PathBuf,
     file: Mutex<Option<Arc<File>>>,
-    /// What was last seen in the file, our own writes included.
+    /// The numbers last seen in the file, including those that this process wrote.
     seen: Mutex<Numbers>,
     watcher: Mutex<Watcher>,
 }
 
-/// What the thread that watches the file does.
+/// The state of the thread that watches the file.
 #[derive(Debug)]
 enum Watcher {
-    /// There is none; the next subscription starts it.
+    /// There is no thread; the next subscription starts one.
     Idle,
     Watching(Watch),
-    /// The backend is gone.
+    /// The backend was dropped.
     Closed,
 }
 
-/// The same in every process.
+/// Returns the group of a key, which is the same in every process.
 fn group_of(key: &Key) -> usize {
     let number = number_of(key.as_str());
     (number ^ (number >> 16)) as usize % GROUPS
 }
 
-impl Waker {
+impl SqliteListener {
     pub(super) fn new(lock_file: &Path) -> Self {
         let mut path = lock_file.as_os_str().to_owned();
         path.push("-wake");
         Self {
-            hub: WakeHub::new(),
+            notifier: Notifier::new(),
             path: path.into(),
             file: Mutex::new(None),
             seen: Mutex::new([0; GROUPS]),
@@ -60,29 +62,30 @@ impl Waker {
         }
     }
 
-    /// Tells of keys that are free now, here and in other processes.
-    pub(super) fn tell(&self, freed: &[Key]) {
-        for key in freed {
-            self.hub.wake(key);
-            self.write(group_of(key));
+    /// Notifies waiters in this and in other processes that keys are free.
+    pub(super) fn notify(&self, freed: &[Freed]) {
+        for Freed { key, holder_age } in freed {
+            self.notifier.notify(key, *holder_age);
+            self.write(group_of(key), *holder_age);
         }
     }
 
-    /// Subscribes; between processes only where files can be watched.
-    pub(super) fn subscribe(self: &Arc<Self>, key: &Key) -> WakeUps {
-        let wake_ups = self.hub.subscribe(key);
-        // Whoever comes second waits until the first is watching.
+    /// Subscribes to a key. Releases by other processes are reported only where files can be
+    /// watched.
+    pub(super) fn subscribe(self: &Arc<Self>, key: &Key) -> Subscription {
+        let subscription = self.notifier.subscribe(key);
+        // A concurrent subscription waits here until the first one watches the file.
         let mut watcher = locked(&self.watcher);
         if matches!(*watcher, Watcher::Idle) {
             if let Some(watch) = Watch::start(self) {
                 *watcher = Watcher::Watching(watch);
             }
-            self.hub.set_working(matches!(*watcher, Watcher::Watching(_)));
+            self.notifier.set_working(matches!(*watcher, Watcher::Watching(_)));
         }
-        wake_ups
+        subscription
     }
 
-    /// Ends the thread that watches, whatever has become of the file.
+    /// Ends the thread that watches the file, even if the file was deleted or replaced.
     pub(super) fn close(&self) {
         let watcher = std::mem::replace(&mut *locked(&self.watcher), Watcher::Closed);
         if let Watcher::Watching(watch) = watcher {
@@ -90,7 +93,7 @@ impl Waker {
         }
     }
 
-    /// The file that is at the path now, or none where it cannot be opened.
+    /// Returns the file that is at the path now, or `None` if it cannot be opened.
     fn file(&self) -> Option<Arc<File>> {
         let mut file = locked(&self.file);
         if file.as_ref().is_none_or(|file| !is_at(file, &self.path)) {
@@ -99,40 +102,58 @@ impl Waker {
         file.clone()
     }
 
-    /// Writes a new number for a group, and does not take it for another's.
-    fn write(&self, group: usize) {
+    /// Writes a new number for a group, and marks it as seen so that it does not wake this process.
+    fn write(&self, group: usize, holder_age: Option<Duration>) {
         let Some(file) = self.file() else { return };
-        let Ok(number) = getrandom::u64() else { return };
+        let Ok(random) = getrandom::u32() else { return };
+        let number = with_holder_age(random, holder_age);
         {
             let mut seen = locked(&self.seen);
-            // What another has written meanwhile must still be heard.
+            // A number that another process wrote meanwhile must still wake the waiters here.
             if read_numbers(&file)[group] == seen[group] {
                 seen[group] = number;
             }
         }
-        // A wake-up that is lost costs time, nothing else.
+        // A lost notification only delays waiters until they poll.
         drop(write_at(&file, &number.to_le_bytes(), group * BYTES));
     }
 
-    /// Reads the numbers, and wakes who waits for a key of a group whose number has changed.
+    /// Reads the numbers, and wakes the waiters for keys of groups whose number has changed.
     fn look(&self) {
         let Some(numbers) = self.file().map(|file| read_numbers(&file)) else { return };
-        let changed: Vec<bool> = {
-            let mut seen = locked(&self.seen);
-            let changed = seen.iter().zip(&numbers).map(|(old, new)| old != new).collect();
-            *seen = numbers;
-            changed
-        };
-        self.hub.wake_matching(|key| changed[group_of(key)]);
+        let before = std::mem::replace(&mut *locked(&self.seen), numbers);
+        self.notifier.notify_matching(|key| {
+            let group = group_of(key);
+            (before[group] != numbers[group]).then(|| holder_age_in(numbers[group]))
+        });
     }
+}
+
+/// A key that was released, and how long ago its holder had begun to wait for it.
+#[derive(Debug)]
+pub(super) struct Freed {
+    pub(super) key: Key,
+    pub(super) holder_age: Option<Duration>,
+}
+
+/// Returns a number for a group. The upper half differs from release to release; the lower half is
+/// the age of the holder in milliseconds plus one, or zero if it is unknown.
+fn with_holder_age(random: u32, holder_age: Option<Duration>) -> u64 {
+    let age = holder_age.map_or(0, |age| age.as_millis().saturating_add(1));
+    u64::from(random) << 32 | u64::from(u32::try_from(age).unwrap_or(u32::MAX))
+}
+
+fn holder_age_in(number: u64) -> Option<Duration> {
+    let age = number & u64::from(u32::MAX);
+    age.checked_sub(1).map(Duration::from_millis)
 }
 
 fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens or creates the file. A symbolic link is refused: others may be able to write to the
-/// directory, and must not choose a file of ours to be written to.
+/// Opens or creates the file. A symbolic link is refused: another user who can write to the
+/// directory could otherwise make this process write to a file of that user's choice.
 #[cfg(unix)]
 fn open(path: &Path) -> Option<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -148,7 +169,7 @@ fn open(path: &Path) -> Option<File> {
     File::options().read(true).write(true).create(true).truncate(false).open(path).ok()
 }
 
-/// Whether the file is the one at the path, where others look for it.
+/// Returns whether the file is still the one at the path, which other processes use.
 #[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -172,7 +193,7 @@ fn write_at(_file: &File, _bytes: &[u8], _offset: usize) -> std::io::Result<()> 
     Ok(())
 }
 
-/// The numbers in the file; what was never written is zero.
+/// Returns the numbers in the file. A number that was never written is zero.
 #[cfg(unix)]
 fn read_numbers(file: &File) -> Numbers {
     use std::os::unix::fs::FileExt;
@@ -202,9 +223,9 @@ mod watch {
 
     use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 
-    use super::{Waker, Watcher};
+    use super::{SqliteListener, Watcher};
 
-    /// The file as the kernel watches it for us.
+    /// An inotify watch on the wake file.
     #[derive(Debug)]
     pub(super) struct Watch {
         inotify: Arc<OwnedFd>,
@@ -213,29 +234,29 @@ mod watch {
     }
 
     impl Watch {
-        /// Watches the file from now on, in a thread of its own; `None` where that is not possible.
-        pub(super) fn start(waker: &Arc<Waker>) -> Option<Self> {
+        /// Watches the file in a new thread. Returns `None` if that is not possible.
+        pub(super) fn start(listener: &Arc<SqliteListener>) -> Option<Self> {
             let inotify = Arc::new(inotify::init(CreateFlags::CLOEXEC).ok()?);
-            let watch = Self::add(waker, inotify)?;
-            let (waker, inotify) = (Arc::clone(waker), Arc::clone(&watch.inotify));
+            let watch = Self::add(listener, inotify)?;
+            let (listener, inotify) = (Arc::clone(listener), Arc::clone(&watch.inotify));
             let thread = std::thread::Builder::new().name("syncguard-sqlite-wake".to_owned());
-            thread.spawn(move || serve(&waker, &inotify)).is_ok().then_some(watch)
+            thread.spawn(move || serve(&listener, &inotify)).is_ok().then_some(watch)
         }
 
         /// Watches the file that is at the path now.
-        fn add(waker: &Waker, inotify: Arc<OwnedFd>) -> Option<Self> {
-            /// A deleted file is one whose attributes change: we have it open, so it is not gone.
+        fn add(listener: &SqliteListener, inotify: Arc<OwnedFd>) -> Option<Self> {
+            /// Deletion is reported as a change of attributes, because we keep the file open.
             const EVENTS: WatchFlags = WatchFlags::MODIFY
                 .union(WatchFlags::ATTRIB)
                 .union(WatchFlags::MOVE_SELF)
                 .union(WatchFlags::DONT_FOLLOW);
             const TRIES: u32 = 3;
             for _ in 0..TRIES {
-                let file = waker.file()?;
-                let descriptor = inotify::add_watch(&inotify, &waker.path, EVENTS).ok()?;
-                // The path may have come to name another file between the two.
-                if super::is_at(&file, &waker.path) {
-                    *super::locked(&waker.seen) = super::read_numbers(&file);
+                let file = listener.file()?;
+                let descriptor = inotify::add_watch(&inotify, &listener.path, EVENTS).ok()?;
+                // Another file may have replaced this one between the two calls.
+                if super::is_at(&file, &listener.path) {
+                    *super::locked(&listener.seen) = super::read_numbers(&file);
                     return Some(Self { inotify, descriptor, file });
                 }
                 inotify::remove_watch(&inotify, descriptor).unwrap_or_default();
@@ -243,14 +264,15 @@ mod watch {
             None
         }
 
-        /// Ends the thread: the kernel reports that nothing is watched, and the thread looks why.
+        /// Removes the watch. The kernel reports that to the thread, which then checks whether to
+        /// end.
         pub(super) fn end(&self) {
-            // It may have ended already.
+            // The kernel may have removed the watch already.
             inotify::remove_watch(&self.inotify, self.descriptor).unwrap_or_default();
         }
     }
 
-    fn serve(waker: &Waker, inotify: &OwnedFd) {
+    fn serve(listener: &SqliteListener, inotify: &OwnedFd) {
         let mut buffer = [MaybeUninit::uninit(); 1024];
         let mut events = Reader::new(inotify, &mut buffer);
         let mut has_changed = false;
@@ -260,24 +282,24 @@ mod watch {
                     let is_unwatched = event.events().contains(ReadFlags::IGNORED);
                     let unwatched = is_unwatched.then_some(event.wd());
                     let is_write = event.events().contains(ReadFlags::MODIFY);
-                    if !is_write && !waker.keep_watching(unwatched) {
+                    if !is_write && !listener.keep_watching(unwatched) {
                         return;
                     }
                     has_changed |= is_write;
                     if has_changed && events.is_buffer_empty() {
                         has_changed = false;
-                        waker.look();
+                        listener.look();
                     }
                 }
                 Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return waker.stop_watching(&mut super::locked(&waker.watcher)),
+                Err(_) => return listener.stop_watching(&mut super::locked(&listener.watcher)),
             }
         }
     }
 
-    impl Waker {
-        /// Watches the file that is at the path now, if it is not the one that is watched already;
-        /// `false` when the thread has to end.
+    impl SqliteListener {
+        /// Watches the file that is at the path now, unless it is watched already. Returns `false`
+        /// if the thread must end.
         fn keep_watching(&self, unwatched: Option<i32>) -> bool {
             let mut watcher = super::locked(&self.watcher);
             let Watcher::Watching(watch) = &*watcher else { return false };
@@ -285,23 +307,23 @@ mod watch {
                 return true;
             }
             watch.end();
-            // What was released meanwhile, nobody has told: everybody is woken when it works again.
-            self.hub.set_working(false);
+            // Releases in the meantime were missed, so all waiters are woken when it works again.
+            self.notifier.set_working(false);
             let Some(watch) = Watch::add(self, Arc::clone(&watch.inotify)) else {
                 self.stop_watching(&mut watcher);
                 return false;
             };
             *watcher = Watcher::Watching(watch);
-            self.hub.set_working(true);
+            self.notifier.set_working(true);
             true
         }
 
-        /// Whoever waits polls; the next subscription tries again.
+        /// Stops watching. Waiters poll, and the next subscription tries again.
         fn stop_watching(&self, watcher: &mut Watcher) {
             if matches!(watcher, Watcher::Watching(_)) {
                 *watcher = Watcher::Idle;
             }
-            self.hub.set_working(false);
+            self.notifier.set_working(false);
         }
     }
 }
@@ -310,14 +332,14 @@ mod watch {
 mod watch {
     use std::sync::Arc;
 
-    use super::Waker;
+    use super::SqliteListener;
 
-    /// Other processes are noticed by polling.
+    /// On this platform, waiters notice releases by other processes only by polling.
     #[derive(Debug)]
     pub(super) struct Watch;
 
     impl Watch {
-        pub(super) fn start(_waker: &Arc<Waker>) -> Option<Self> {
+        pub(super) fn start(_waker: &Arc<SqliteListener>) -> Option<Self> {
             None
         }
 

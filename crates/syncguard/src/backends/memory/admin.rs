@@ -1,0 +1,27 @@
+//! Listing and findings of the memory backend.
+
+use std::future::ready;
+
+use super::MemoryBackend;
+use crate::common::error::Result;
+use crate::common::time::is_live;
+use crate::contract::BoxFuture;
+use crate::contract::admin::{Admin, Cursor, Page};
+use crate::contract::finding::Finding;
+
+impl Admin for MemoryBackend {
+    fn list<'a>(&'a self, _after: Option<&'a Cursor>) -> BoxFuture<'a, Result<Page>> {
+        let now = self.now();
+        let records = self.store.shards.records().into_iter();
+        let live = records.filter(|(_, record)| is_live(record.expires_at, now));
+        let locks = live.map(|(key, record)| record.into_stored(&key)).collect();
+        Box::pin(ready(Ok(Page::new(locks, None))))
+    }
+
+    fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>>> {
+        Box::pin(ready(Ok(vec![Finding::new(
+            "memory",
+            "locks in memory exclude no other process, and fences start at 1 again after a restart",
+        )])))
+    }
+}

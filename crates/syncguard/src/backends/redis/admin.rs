@@ -1,0 +1,195 @@
+//! Listing, and findings about settings of the server that can lose locks or repeat fences.
+
+use redis::{FromRedisValue, Value};
+
+use super::connection::Connection;
+use super::scripts::Argument::{Number, Text};
+use super::{RedisBackend, error, record, text};
+use crate::common::error::{Error, Result};
+use crate::common::time::TIME_TOLERANCE_MS;
+use crate::contract::BoxFuture;
+use crate::contract::admin::{Admin, Cursor, Page};
+use crate::contract::finding::Finding;
+
+/// The settings of a server, as far as the user may read them.
+#[derive(Debug, Default)]
+pub(super) struct ServerSettings {
+    info: String,
+    appendfsync: Option<String>,
+}
+
+impl ServerSettings {
+    /// Asks the server. What the user may not read stays unknown.
+    pub(super) async fn ask(connection: &Connection) -> Self {
+        let mut info = redis::cmd("INFO");
+        info.arg(&["server", "persistence", "memory", "replication"]);
+        let mut fsync = redis::cmd("CONFIG");
+        fsync.arg("GET").arg("appendfsync");
+        let info =
+            connection.ask(info).await.and_then(|answer| Ok(String::from_redis_value(answer)?));
+        let fsync: Option<Vec<(String, String)>> =
+            connection.ask(fsync).await.ok().and_then(|answer| Vec::from_redis_value(answer).ok());
+        let appendfsync = fsync.and_then(|pairs| pairs.into_iter().next()).map(|(_, value)| value);
+        Self { info: info.unwrap_or_default(), appendfsync }
+    }
+
+    fn field(&self, name: &str) -> Option<&str> {
+        self.info.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':'))
+    }
+
+    /// Returns an error for a server older than 7.0, the first version in which errors of commands
+    /// in scripts keep their code. If the user may not ask for the version, the server is accepted.
+    /// Valkey reports the version of Redis that it is compatible with.
+    pub(super) fn refuse_an_old_server(&self) -> Result<()> {
+        const OLDEST: u32 = 7;
+        let version = self.field("redis_version");
+        let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+        match major {
+            Some(major) if major < OLDEST => Err(Error::invalid(format!(
+                "this Redis server is too old; use version {OLDEST}.0 or newer"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns an error for a node of a Cluster: it serves only its own slots.
+    pub(super) fn refuse_a_lone_node(&self) -> Result<()> {
+        match self.field("redis_mode") {
+            Some("cluster") => Err(Error::invalid(
+                "this Redis server is a node of a Cluster; use a redis+cluster:// URL and a prefix \
+                 with a tag in braces, such as \"{locks}\"",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn findings(&self, waits_for_replicas: bool) -> Vec<Finding> {
+        let mut found = Vec::new();
+        if self.info.is_empty() {
+            found.push(Finding::new(
+                "unknown",
+                "this Redis user may not run INFO, so it is unknown whether locks and fences \
+                 survive a restart; grant +info",
+            ));
+        }
+        if self.field("aof_enabled") == Some("0") {
+            found.push(Finding::new(
+                "aof",
+                "Redis keeps no append-only file: after a restart, locks are lost and fences start \
+                 again; set \"appendonly yes\"",
+            ));
+        } else if let Some(policy @ ("everysec" | "no")) = self.appendfsync.as_deref() {
+            found.push(Finding::new(
+                "appendfsync",
+                format!(
+                    "Redis does not flush every write to disk (\"appendfsync {policy}\"): a power \
+                     loss can lose the last locks and repeat their fences; set \"appendfsync \
+                     always\""
+                ),
+            ));
+        }
+        if let Some(policy) =
+            self.field("maxmemory_policy").filter(|policy| *policy != "noeviction")
+        {
+            let what = match policy {
+                policy if policy.starts_with("allkeys") => "locks and fence counters",
+                _ => "locks",
+            };
+            found.push(Finding::new(
+                "maxmemory-policy",
+                format!(
+                    "Redis may evict {what} when its memory is full (\"maxmemory-policy \
+                     {policy}\"); set \"maxmemory-policy noeviction\""
+                ),
+            ));
+        }
+        let has_replicas = self.field("connected_slaves").is_some_and(|count| count != "0");
+        if has_replicas && !waits_for_replicas {
+            found.push(Finding::new(
+                "replicas",
+                "Redis replicates asynchronously: a failover can lose the last locks and repeat \
+                 their fences; set wait_for_replicas to reduce the risk",
+            ));
+        }
+        found
+    }
+
+    /// Logs the findings.
+    pub(super) fn warn(&self, waits_for_replicas: bool) {
+        for finding in self.findings(waits_for_replicas) {
+            if finding.subject() == "unknown" {
+                tracing::debug!("{finding}");
+            } else {
+                tracing::warn!(subject = finding.subject(), "{finding}");
+            }
+        }
+    }
+}
+
+impl Admin for RedisBackend {
+    fn list<'a>(&'a self, after: Option<&'a Cursor>) -> BoxFuture<'a, Result<Page>> {
+        const OPERATION: &str = "list";
+        Box::pin(async move {
+            let cursor = after.map_or("0", Cursor::place);
+            let pattern = self.shared.names.pattern();
+            let arguments = [Text(cursor), Text(&pattern), Number(TIME_TOLERANCE_MS)];
+            let (script, connection) = (&self.shared.scripts.list, &self.shared.connection);
+            // A name with the prefix routes the script on a Cluster.
+            let name = format!("{}:", self.shared.names.space.prefix());
+            let answer = connection.inspect(OPERATION, script, &[&name], &arguments).await?;
+            let Value::Array(items) = &answer else {
+                return Err(error::unexpected_response(OPERATION));
+            };
+            let (next, records) =
+                items.split_first().ok_or_else(|| error::unexpected_response(OPERATION))?;
+            let next = text(next).ok_or_else(|| error::unexpected_response(OPERATION))?;
+            // An invalid record is not a lock; operations on its key report it.
+            let parse = |item: &Value| match item {
+                Value::BulkString(json) => record::parse(json, OPERATION).ok(),
+                _ => None,
+            };
+            let next = (next != "0").then(|| Cursor::new(next));
+            Ok(Page::new(records.iter().filter_map(parse).collect(), next))
+        })
+    }
+
+    fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>>> {
+        Box::pin(async move { Ok(Self::findings(self).await) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subjects(info: &str, appendfsync: &str, waits: bool) -> Vec<&'static str> {
+        let report =
+            ServerSettings { info: info.to_owned(), appendfsync: Some(appendfsync.to_owned()) };
+        report.findings(waits).iter().map(Finding::subject).collect()
+    }
+
+    #[test]
+    fn safe_settings_have_no_findings_and_others_do() {
+        let safe = "aof_enabled:1\r\nmaxmemory_policy:noeviction\r\nconnected_slaves:0\r\n";
+        assert_eq!(subjects(safe, "always", false), [] as [&str; 0]);
+        assert_eq!(subjects(safe, "everysec", false), ["appendfsync"]);
+        assert_eq!(subjects(&safe.replace("aof_enabled:1", "aof_enabled:0"), "x", false), ["aof"]);
+        let evicts = safe.replace("noeviction", "volatile-lru");
+        assert_eq!(subjects(&evicts, "always", false), ["maxmemory-policy"]);
+        let replicates = safe.replace("slaves:0", "slaves:1");
+        assert_eq!(subjects(&replicates, "always", false), ["replicas"]);
+        assert_eq!(subjects(&replicates, "always", true), [] as [&str; 0]);
+        assert_eq!(subjects("", "", false), ["unknown"]);
+    }
+
+    #[test]
+    fn old_servers_and_lone_nodes_are_refused() {
+        let report = |info: &str| ServerSettings { info: info.to_owned(), appendfsync: None };
+        assert!(report("redis_version:6.2.14\r\n").refuse_an_old_server().is_err());
+        assert!(report("redis_version:7.0.0\r\n").refuse_an_old_server().is_ok());
+        assert!(report("redis_version:10.1\r\n").refuse_an_old_server().is_ok());
+        assert!(report("").refuse_an_old_server().is_ok());
+        assert!(report("redis_mode:cluster\r\n").refuse_a_lone_node().is_err());
+        assert!(report("redis_mode:standalone\r\n").refuse_a_lone_node().is_ok());
+    }
+}

@@ -1,0 +1,52 @@
+//! The names of a lock's records.
+
+use crate::common::error::{Error, Result};
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::common::storage_key::KeySpace;
+
+/// The names of the records with one prefix.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    pub(super) space: KeySpace,
+    /// A user key that begins with this would name the fence counter of another key.
+    reserved: String,
+}
+
+impl Names {
+    /// Creates the names in a key space. Fails if not even an index key fits after the prefix, so
+    /// that `connect` fails and not every lock.
+    pub(super) fn new(space: KeySpace) -> Result<Self> {
+        let reserved = match space.prefix() {
+            "" => "fence:".to_owned(),
+            prefix => format!("fence:{prefix}:"),
+        };
+        space.index_key(&LockId::parse("AAAAAAAAAAAAAAAAAAAAAA")?)?;
+        Ok(Self { space, reserved })
+    }
+
+    /// Returns where the lock of `key` is stored. Fails if the key is reserved.
+    pub(super) fn lock_key(&self, key: &Key) -> Result<String> {
+        if key.as_str().starts_with(&self.reserved) {
+            return Err(Error::invalid(
+                "keys that begin with \"fence:\" and the prefix are reserved for fence counters; \
+                 use another key",
+            )
+            .with_key(key));
+        }
+        self.space.lock_key(key)
+    }
+
+    /// Returns a pattern that matches the names of all records, for `SCAN`.
+    pub(super) fn pattern(&self) -> String {
+        let mut pattern = String::new();
+        for letter in self.space.prefix().chars() {
+            if matches!(letter, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
+                pattern.push('\\');
+            }
+            pattern.push(letter);
+        }
+        let separator = if pattern.is_empty() { "" } else { ":" };
+        pattern + separator + "*"
+    }
+}

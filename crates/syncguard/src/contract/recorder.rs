@@ -1,0 +1,192 @@
+//! Reports backend operations to sinks. Without a sink nothing is computed.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::LockBackend;
+use super::callback_queue::SinkHandle;
+use super::event::{EngineEvent, EventSink, LockEvent, Operation, Reason};
+use super::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
+use super::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
+use super::stored_lock::StoredLock;
+use crate::common::error::Result;
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+
+/// Calls a backend and reports to sinks how each call ended.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Recorder {
+    sinks: Vec<SinkHandle>,
+    include_raw: IncludeRaw,
+}
+
+/// Which events include raw keys and lock ids.
+#[derive(Clone, Default)]
+pub(crate) enum IncludeRaw {
+    #[default]
+    Never,
+    Always,
+    If(Arc<dyn Fn(&LockEvent) -> bool + Send + Sync>),
+}
+
+impl fmt::Debug for IncludeRaw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Never => "Never",
+            Self::Always => "Always",
+            Self::If(_) => "If",
+        })
+    }
+}
+
+/// The key and the lock id of an operation, as far as it has them.
+#[derive(Clone, Copy, Default)]
+struct Subject<'a> {
+    key: Option<&'a Key>,
+    lock_id: Option<LockId>,
+}
+
+impl Recorder {
+    pub(crate) fn add(&mut self, sink: Arc<dyn EventSink>) {
+        self.sinks.push(SinkHandle::new(sink));
+    }
+
+    pub(crate) fn set_include_raw(&mut self, include_raw: IncludeRaw) {
+        self.include_raw = include_raw;
+    }
+
+    pub(crate) fn is_off(&self) -> bool {
+        self.sinks.is_empty()
+    }
+
+    /// Returns how many events were dropped because the queue in front of a sink was full.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.sinks.iter().map(SinkHandle::dropped).sum()
+    }
+
+    /// Reports an event of a locker, above single operations.
+    pub(crate) fn engine(&self, event: impl FnOnce() -> EngineEvent) {
+        if !self.is_off() {
+            let event = event();
+            self.sinks.iter().for_each(|sink| sink.engine(event.clone()));
+        }
+    }
+
+    pub(crate) async fn acquire<B: LockBackend>(
+        &self,
+        backend: &B,
+        request: &AcquireRequest,
+    ) -> Result<AcquireOutcome<B::Fencing>> {
+        let subject = Subject { key: Some(request.key()), lock_id: None };
+        let judge = |outcome: &AcquireOutcome<B::Fencing>| match outcome {
+            AcquireOutcome::Acquired(_) => (true, None),
+            AcquireOutcome::Contended { .. } => (false, Some(Reason::Locked)),
+            AcquireOutcome::AlreadyUsed => (false, None),
+        };
+        let granted = Some(request.lock_id());
+        self.record(Operation::Acquire, subject, backend.acquire(request), judge, granted).await
+    }
+
+    pub(crate) async fn release<B: LockBackend>(
+        &self,
+        backend: &B,
+        request: &ReleaseRequest,
+    ) -> Result<ReleaseOutcome> {
+        let key = request.hint().key.as_ref();
+        let subject = Subject { key, lock_id: Some(request.lock_id()) };
+        let judge = |outcome: &ReleaseOutcome| match outcome {
+            ReleaseOutcome::Released => (true, None),
+            ReleaseOutcome::NotHeld(reason) => (false, Reason::not_held(*reason)),
+        };
+        self.record(Operation::Release, subject, backend.release(request), judge, None).await
+    }
+
+    pub(crate) async fn extend<B: LockBackend>(
+        &self,
+        backend: &B,
+        request: &ExtendRequest,
+    ) -> Result<ExtendOutcome> {
+        let key = request.hint().key.as_ref();
+        let subject = Subject { key, lock_id: Some(request.lock_id()) };
+        let judge = |outcome: &ExtendOutcome| match outcome {
+            ExtendOutcome::Extended(_) => (true, None),
+            ExtendOutcome::NotHeld(reason) => (false, Reason::not_held(*reason)),
+        };
+        self.record(Operation::Extend, subject, backend.extend(request), judge, None).await
+    }
+
+    pub(crate) async fn is_locked<B: LockBackend>(&self, backend: &B, key: &Key) -> Result<bool> {
+        let subject = Subject { key: Some(key), lock_id: None };
+        let call = backend.is_locked(key);
+        self.record(Operation::IsLocked, subject, call, |locked| (*locked, None), None).await
+    }
+
+    pub(crate) async fn lookup_key<B: LockBackend>(
+        &self,
+        backend: &B,
+        key: &Key,
+    ) -> Result<Option<StoredLock<B::Fencing>>> {
+        let subject = Subject { key: Some(key), lock_id: None };
+        let call = backend.lookup_key(key);
+        self.record(Operation::Lookup, subject, call, |found| (found.is_some(), None), None).await
+    }
+
+    pub(crate) async fn lookup_id<B: LockBackend>(
+        &self,
+        backend: &B,
+        lock_id: &LockId,
+    ) -> Result<Option<StoredLock<B::Fencing>>> {
+        let subject = Subject { key: None, lock_id: Some(*lock_id) };
+        let call = backend.lookup_id(lock_id);
+        self.record(Operation::Lookup, subject, call, |found| (found.is_some(), None), None).await
+    }
+
+    /// Runs an operation and reports how it ended.
+    ///
+    /// `judge` returns whether the operation had the requested effect, and if not, why. `granted`
+    /// is the lock id that a success grants.
+    async fn record<T: Send>(
+        &self,
+        operation: Operation,
+        mut subject: Subject<'_>,
+        call: impl Future<Output = Result<T>> + Send,
+        judge: impl FnOnce(&T) -> (bool, Option<Reason>) + Send,
+        granted: Option<LockId>,
+    ) -> Result<T> {
+        if self.is_off() {
+            return call.await;
+        }
+        let started = Instant::now();
+        let result = call.await;
+        let (ok, reason) = match &result {
+            Ok(value) => judge(value),
+            Err(error) => (false, Some(Reason::Error(error.code()))),
+        };
+        let mut event = LockEvent::new(operation, ok, started.elapsed());
+        event.reason = reason;
+        subject.lock_id = subject.lock_id.or(granted.filter(|_| ok));
+        self.tell(event, subject);
+        result
+    }
+
+    fn tell(&self, mut event: LockEvent, subject: Subject<'_>) {
+        event.key_hash = subject.key.map(Key::hash_id);
+        event.lock_id_hash = subject.lock_id.map(|id| id.hash_id());
+        let include = match &self.include_raw {
+            IncludeRaw::Never => false,
+            IncludeRaw::Always => true,
+            // A panic in a predicate must never break a lock.
+            IncludeRaw::If(choose) => {
+                catch_unwind(AssertUnwindSafe(|| choose(&event))).unwrap_or(false)
+            }
+        };
+        if include {
+            event.key = subject.key.cloned();
+            event.lock_id = subject.lock_id;
+        }
+        self.sinks.iter().for_each(|sink| sink.operation(event.clone()));
+    }
+}

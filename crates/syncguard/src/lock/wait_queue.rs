@@ -1,0 +1,327 @@
+//! The waiters of this process, in one queue per key. Only the first of a queue asks the store.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::clock::LocalInstant;
+use crate::common::fence::Fence;
+use crate::common::key::Key;
+use crate::common::sharded::Sharded;
+use crate::contract::notifier::Subscription;
+
+/// All queues of a locker. A queue exists while a task waits in it or a guard holds its lock.
+pub(super) struct WaitQueues {
+    by_key: Sharded<Key, Entry>,
+}
+
+struct Entry {
+    queue: Arc<WaitQueue>,
+    tickets: usize,
+}
+
+/// The waiters for one key.
+#[derive(Default)]
+pub(super) struct WaitQueue {
+    /// The waiter that holds this mutex is the first. The mutex is fair, so it is the queue.
+    pub(super) head: tokio::sync::Mutex<QueueHead>,
+    /// Notifies the first waiter that this process has released the lock.
+    pub(super) released: Notify,
+    /// The lock, if this process holds it.
+    local: Mutex<Option<LocalHold>>,
+}
+
+/// A lock that this process holds itself.
+struct LocalHold {
+    /// About when the lock expires.
+    until: LocalInstant,
+    holder: Weak<dyn LocalHolder>,
+}
+
+/// A holder of a lock in this process.
+pub(super) trait LocalHolder: Send + Sync {
+    /// Releases the lock in the background although its guard still exists.
+    fn release_now(self: Arc<Self>);
+}
+
+impl WaitQueue {
+    pub(super) fn held_until(&self) -> Option<LocalInstant> {
+        self.local().as_ref().map(|hold| hold.until)
+    }
+
+    /// Forgets that this process holds the lock.
+    pub(super) fn set_not_held(&self) {
+        *self.local() = None;
+    }
+
+    fn set_held(&self, until: LocalInstant, holder: Weak<dyn LocalHolder>) {
+        *self.local() = Some(LocalHold { until, holder });
+    }
+
+    fn local(&self) -> MutexGuard<'_, Option<LocalHold>> {
+        self.local.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// State that the first waiter passes on to the next.
+#[derive(Debug, Default)]
+pub(super) struct QueueHead {
+    /// The subscription, kept from waiter to waiter.
+    pub(super) subscription: Option<Subscription>,
+    /// Without a subscription: when to try to subscribe again.
+    pub(super) subscribe_after: Option<LocalInstant>,
+    pub(super) fairness: Fairness,
+}
+
+/// Decides when this process lets other processes go first.
+///
+/// After [`Self::LEAST`] hand-overs in a row within this process, it sits out one round of
+/// notifications. The allowance doubles, up to [`Self::MOST`], while no other process takes the
+/// lock. As soon as one does, it starts from [`Self::LEAST`] again.
+#[derive(Debug)]
+pub(super) struct Fairness {
+    in_a_row: u32,
+    allowed: u32,
+    /// The fence of the last grant to this process.
+    last: Option<Fence>,
+}
+
+impl Fairness {
+    const LEAST: u32 = 4;
+    const MOST: u32 = 64;
+
+    /// Counts a hand-over within this process. Returns whether to let others go first this time.
+    pub(super) fn count_handoff(&mut self) -> bool {
+        self.in_a_row += 1;
+        if self.in_a_row <= self.allowed {
+            return false;
+        }
+        self.in_a_row = 0;
+        self.allowed = (self.allowed * 2).min(Self::MOST);
+        true
+    }
+
+    /// Records a grant to this process. A gap in the fences means that another process held the
+    /// lock in between.
+    pub(super) fn granted(&mut self, fence: Option<Fence>) {
+        let next = self.last.map(|last| last.get() + 1);
+        if next.is_some() && next != fence.map(Fence::get) {
+            self.met_others();
+        }
+        self.last = fence;
+    }
+
+    /// Records that another process has, or had, the lock.
+    pub(super) fn met_others(&mut self) {
+        *self = Self::default();
+    }
+}
+
+impl Default for Fairness {
+    fn default() -> Self {
+        Self { in_a_row: 0, allowed: Self::LEAST, last: None }
+    }
+}
+
+/// Returns whether waiters of different processes are served in order, given how long ago the
+/// holder began to wait. For a lock that changes hands quickly, order costs more than it gains.
+pub(super) fn is_worth_order(holder_age: Duration) -> bool {
+    holder_age >= Duration::from_millis(200)
+}
+
+/// Returns how long a notified waiter pauses before it asks, so that waiters of different processes
+/// get the lock in about the order in which they came.
+///
+/// `waited` is the waiter's age, `holder_age` that of the holder that has just released the lock.
+/// The pause depends on how much later than that holder the waiter came, on a logarithmic scale: a
+/// waiter that came twice as late pauses one step longer, however long both have waited. Waiters
+/// that came at about the same time are told apart when they are next. A waiter that came before
+/// the holder was overtaken, and goes before all others.
+pub(super) fn pause_in_order(waited: Duration, holder_age: Duration) -> Duration {
+    /// The difference between one waiter and another that came twice as late.
+    const STEP: Duration = Duration::from_micros(1600);
+    /// The steps of the waiter that came last.
+    const STEPS: f64 = 10.0;
+    /// The most steps of a waiter that was overtaken.
+    const OVERTAKEN: f64 = 2.0;
+    if !is_worth_order(holder_age) {
+        return Duration::ZERO;
+    }
+    let behind = holder_age.saturating_sub(waited);
+    let steps = if behind.is_zero() {
+        // The longer it has waited, the shorter the pause.
+        OVERTAKEN * holder_age.as_secs_f64() / waited.as_secs_f64()
+    } else {
+        let halvings = (holder_age.as_secs_f64() / behind.as_secs_f64()).log2();
+        (STEPS - halvings).clamp(OVERTAKEN, STEPS)
+    };
+    // Only a small part of the time that the lock was waited for and held, however short that was.
+    STEP.min(holder_age / 640).mul_f64(steps)
+}
+
+impl WaitQueues {
+    pub(super) fn new() -> Self {
+        Self { by_key: Sharded::new() }
+    }
+
+    /// Enters the queue of a key. Dropping the ticket leaves it.
+    pub(super) fn enter<'a>(&'a self, key: &'a Key) -> Ticket<'a> {
+        let queue = self.add_ticket(key, |_queue| {});
+        Ticket { wait_queues: self, key, queue, has_become_a_hold: AtomicBool::new(false) }
+    }
+
+    /// Records that this process holds the lock of a key, until [`Self::note_released`].
+    pub(super) fn hold(&self, key: &Key, until: LocalInstant, holder: Weak<dyn LocalHolder>) {
+        self.add_ticket(key, |queue| queue.set_held(until, holder));
+    }
+
+    /// Returns everything that holds a lock in this process now.
+    pub(super) fn holders(&self) -> Vec<Arc<dyn LocalHolder>> {
+        let holder = |entry: &Entry| entry.queue.local().as_ref()?.holder.upgrade();
+        self.by_key
+            .shards()
+            .flat_map(|shard| shard.values().filter_map(holder).collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// Records that this process no longer holds the lock, and notifies the first waiter.
+    pub(super) fn note_released(&self, key: &Key) {
+        self.remove_ticket(key, |queue| {
+            queue.set_not_held();
+            queue.released.notify_one();
+        });
+    }
+
+    /// Notifies the first waiter, if there is one, that the lock may be free.
+    pub(super) fn wake_head(&self, key: &Key) {
+        if let Some(entry) = self.by_key.shard_of(key).get(key) {
+            entry.queue.released.notify_one();
+        }
+    }
+
+    fn add_ticket(&self, key: &Key, note: impl FnOnce(&WaitQueue)) -> Arc<WaitQueue> {
+        let mut shard = self.by_key.shard_of(key);
+        if let Some(entry) = shard.get_mut(key) {
+            entry.tickets += 1;
+            note(&entry.queue);
+            return Arc::clone(&entry.queue);
+        }
+        let queue = Arc::<WaitQueue>::default();
+        note(&queue);
+        shard.insert(key.clone(), Entry { queue: Arc::clone(&queue), tickets: 1 });
+        queue
+    }
+
+    fn remove_ticket(&self, key: &Key, note: impl FnOnce(&WaitQueue)) {
+        let mut shard = self.by_key.shard_of(key);
+        if let Some(entry) = shard.get_mut(key) {
+            note(&entry.queue);
+            entry.tickets -= 1;
+            if entry.tickets == 0 {
+                shard.remove(key);
+            }
+        }
+    }
+
+    /// Returns how many keys are waited for or held.
+    pub(super) fn len(&self) -> usize {
+        self.by_key.len()
+    }
+}
+
+impl fmt::Debug for WaitQueues {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WaitQueues").field("keys", &self.len()).finish()
+    }
+}
+
+/// A place in a queue.
+pub(super) struct Ticket<'a> {
+    wait_queues: &'a WaitQueues,
+    key: &'a Key,
+    pub(super) queue: Arc<WaitQueue>,
+    has_become_a_hold: AtomicBool,
+}
+
+impl Ticket<'_> {
+    /// Records that its owner has acquired the lock, until [`WaitQueues::note_released`].
+    pub(super) fn hold(&self, until: LocalInstant, holder: Weak<dyn LocalHolder>) {
+        self.queue.set_held(until, holder);
+        self.has_become_a_hold.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        if !*self.has_become_a_hold.get_mut() {
+            self.wait_queues.remove_ticket(self.key, |_queue| {});
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::clock::{LocalClock, Ticker};
+
+    struct Nobody;
+
+    impl LocalHolder for Nobody {
+        fn release_now(self: Arc<Self>) {}
+    }
+
+    #[test]
+    fn a_queue_is_removed_with_its_last_ticket() {
+        let wait_queues = WaitQueues::new();
+        let key = Key::new("k").expect("valid");
+        let (first, second) = (wait_queues.enter(&key), wait_queues.enter(&key));
+        assert_eq!(wait_queues.len(), 1);
+        drop(first);
+        assert_eq!(wait_queues.len(), 1);
+        drop(second);
+        assert_eq!(wait_queues.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_queue_exists_while_its_lock_is_held_here() {
+        let wait_queues = WaitQueues::new();
+        let key = Key::new("k").expect("valid");
+        let until = Ticker::new(LocalClock::Tokio, tokio::runtime::Handle::current()).now();
+        let holder = Arc::downgrade(&(Arc::new(Nobody) as Arc<dyn LocalHolder>));
+        wait_queues.hold(&key, until, holder);
+        assert_eq!(wait_queues.enter(&key).queue.held_until(), Some(until));
+        wait_queues.note_released(&key);
+        assert_eq!(wait_queues.len(), 0);
+        wait_queues.note_released(&key);
+        wait_queues.wake_head(&key);
+    }
+
+    #[test]
+    fn a_gap_in_the_fences_reveals_another_process() {
+        let fence = |number| Fence::new(number).ok();
+        let mut fairness = Fairness { allowed: 64, ..Fairness::default() };
+        fairness.granted(fence(7));
+        fairness.granted(fence(8));
+        assert_eq!(fairness.allowed, 64);
+        fairness.granted(fence(10));
+        assert_eq!(fairness.allowed, Fairness::LEAST);
+    }
+
+    #[test]
+    fn others_go_first_after_four_hand_overs_and_less_often_while_none_takes_the_lock() {
+        let mut fairness = Fairness::default();
+        let gap = |fairness: &mut Fairness| {
+            let mut hand_overs = 0;
+            while !fairness.count_handoff() {
+                hand_overs += 1;
+            }
+            hand_overs
+        };
+        assert_eq!([4, 8, 16, 32, 64, 64], [(); 6].map(|()| gap(&mut fairness)));
+        fairness.met_others();
+        assert_eq!(gap(&mut fairness), 4);
+    }
+}

@@ -9,6 +9,7 @@ use std::io::{ErrorKind, IsTerminal, Write};
 use std::time::{Duration, SystemTime};
 
 use anstyle::{AnsiColor, Style};
+use rustix::fs::OFlags;
 use serde::Serialize;
 use syncguard::Timestamp;
 use tracing_subscriber::Layer;
@@ -190,7 +191,25 @@ where
     }
 }
 
-fn unwritable(cause: &std::io::Error) -> Failure {
+/// Fails if standard output was closed when this process started (`>&-`).
+///
+/// Rust opens `/dev/null` for reading and writing in its place, so writing to it would succeed. A
+/// shell's `>/dev/null` opens it for writing only.
+pub(crate) fn check_is_open() -> Result<(), Failure> {
+    let stdout = std::io::stdout();
+    let is_replaced = || {
+        let flags = rustix::fs::fcntl_getfl(&stdout)?;
+        let is_null = rustix::fs::fstat(&stdout)?.st_rdev == rustix::fs::stat("/dev/null")?.st_rdev;
+        Ok::<_, rustix::io::Errno>(is_null && flags.contains(OFlags::RDWR))
+    };
+    match is_replaced() {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(unwritable(&"it is closed")),
+        Err(cause) => Err(unwritable(&cause)),
+    }
+}
+
+fn unwritable(cause: &dyn fmt::Display) -> Failure {
     Failure::new(FAILED, format!("cannot write to standard output: {cause}"))
 }
 

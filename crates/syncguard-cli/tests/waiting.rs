@@ -175,16 +175,29 @@ fn a_lock_id_that_cannot_be_written_leaves_no_lock() {
 }
 
 #[test]
-fn a_closed_pipe_leaves_no_lock() {
+fn a_closed_pipe_or_output_leaves_no_lock() {
+    // The pipe is closed before `acquire` writes; `>&-` closes standard output itself.
+    for output in ["| true", ">&-"] {
+        let store = Store::sqlite();
+        let acquire = "$SYNCGUARD acquire -k k --ttl 1m 2>$FOLDER/said";
+        let script = format!("({acquire}; echo \"code $?\" >$FOLDER/code) {output}; sleep 0.1");
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &script]);
+        shell.env("SYNCGUARD", env!("CARGO_BIN_EXE_syncguard")).env("SYNCGUARD_URL", &store.url);
+        assert!(shell.env("FOLDER", store.folder.path()).status().expect("runs").success());
+        assert_eq!(store.wait_for("code"), "code 125", "{output}");
+        assert!(store.wait_for("said").contains("standard output"), "{output}");
+        assert_eq!(store.code(&["setup"]), 0, "the file may not exist yet");
+        assert_eq!(store.code(&["status", "k"]), 1, "nothing is held");
+    }
+}
+
+#[test]
+fn a_lock_id_may_be_discarded_on_purpose() {
     let store = Store::sqlite();
-    // The pipe is closed before `acquire` writes.
-    let script = "$SYNCGUARD acquire -k k --ttl 1m 2>$FOLDER/said; echo \"code $?\" >$FOLDER/code";
-    let mut shell = std::process::Command::new("sh");
-    shell.args(["-c", &format!("({script}) | true; sleep 0.1")]);
-    shell.env("SYNCGUARD", env!("CARGO_BIN_EXE_syncguard")).env("SYNCGUARD_URL", &store.url);
-    assert!(shell.env("FOLDER", store.folder.path()).status().expect("runs").success());
-    assert_eq!(store.wait_for("code"), "code 125");
-    assert_eq!(store.code(&["status", "k"]), 1, "nothing is held");
+    let mut command = store.command(&["acquire", "-q", "-k", "k", "--ttl", "1m"]);
+    assert!(command.stdout(Stdio::null()).status().expect("runs").success());
+    assert_eq!(store.code(&["status", "k"]), 0, "it is held");
 }
 
 #[tokio::test]

@@ -54,6 +54,7 @@ pub(crate) fn lock_id(args: &OneId) -> Result<LockId, Failure> {
 pub(crate) async fn acquire(context: &Context, args: Acquire) -> Result<u8, Failure> {
     let key = waiting::key(&args.key)?;
     let options = waiting::options(&args.waiting)?;
+    output::check_is_open()?;
     let connecting = Box::pin(waiting::locker(context, &key, &args.waiting, options));
     let locker = match waiting::unless_ended(connecting).await {
         Ok(locker) => locker?,

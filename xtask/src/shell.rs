@@ -7,6 +7,11 @@ use std::time::Instant;
 /// The result of a step; the error is a message.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
+/// Returns the directory of build results.
+pub(crate) fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
 /// Returns the root of the workspace.
 pub(crate) fn root() -> PathBuf {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));

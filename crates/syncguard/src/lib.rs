@@ -82,6 +82,7 @@ pub use backends::sqlite::{self, SqliteBackend};
 pub use common::error::{Error, ErrorCode, Result};
 pub use common::fence::Fence;
 pub use common::hash_id::HashId;
+pub use common::holder::HolderInfo;
 pub use common::key::Key;
 pub use common::lock_id::LockId;
 #[cfg(feature = "serde")]
@@ -108,6 +109,7 @@ pub mod backend {
     pub use crate::common::clock::{Clock, ManualClock, MonotonicClock, SystemClock};
     pub use crate::common::fence::{Fenced, Fencing, Unfenced};
     pub use crate::common::hash_id::hash_key;
+    pub use crate::common::holder::BreakNote;
     pub use crate::common::key::MAX_KEY_LENGTH_BYTES;
     pub use crate::common::storage_key::KeySpace;
     pub use crate::common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, is_live};

@@ -20,8 +20,8 @@ use syncguard::backend::{
 use syncguard::firestore::FirestoreConfig;
 use syncguard::firestore::tonic::{Code, Status};
 use syncguard::{
-    ErrorCode, ExtendOutcome, Fence, FirestoreBackend, Key, LockBackend, LockId, LockOptions,
-    Locker, NotHeldReason, ReleaseOutcome, Timestamp, Ttl, diagnostics,
+    ErrorCode, ExtendOutcome, Fence, FirestoreBackend, HolderInfo, Key, LockBackend, LockId,
+    LockOptions, Locker, NotHeldReason, ReleaseOutcome, Timestamp, Ttl, diagnostics,
 };
 use test_support::FirestoreEmulator;
 
@@ -245,7 +245,9 @@ async fn a_typescript_peer_and_this_library_exclude_each_other() {
     let backend = connect(&emulator).await;
     let peer = TypeScript { raw: Raw::new(emulator.port()) };
     assert_eq!(peer.acquire("k", IDS[0], 60_000).await, Some(1));
+    let holder = HolderInfo::of_this_process(None);
     let request = AcquireRequest::new(key("k"), ttl(60_000)).expect("randomness");
+    let request = request.with_holder(Some(holder.clone()));
     let refused = backend.acquire(&request).await.expect("works");
     assert!(matches!(refused, AcquireOutcome::Contended { expires_in: Some(_) }), "{refused:?}");
     let id = LockId::parse(IDS[0]).expect("valid");
@@ -260,9 +262,15 @@ async fn a_typescript_peer_and_this_library_exclude_each_other() {
     let granted = backend.acquire(&request).await.expect("works");
     let AcquireOutcome::Acquired(lease) = granted else { panic!("{granted:?}") };
     assert_eq!(lease.fence().get(), 2);
+    let held_by = async || {
+        let found = diagnostics::get_by_key(&backend, &key("k")).await.expect("works");
+        found.expect("held").holder
+    };
+    assert_eq!(held_by().await, Some(holder));
     assert_eq!(peer.acquire("k", IDS[1], 60_000).await, None);
     assert!(peer.release(request.lock_id().expose()).await);
     assert_eq!(peer.acquire("k", IDS[1], 60_000).await, Some(3));
+    assert_eq!(held_by().await, None, "they name no holder, and leave none behind");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

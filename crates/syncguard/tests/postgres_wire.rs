@@ -14,8 +14,8 @@ use syncguard::backend::{
 use syncguard::postgres::PostgresConfig;
 use syncguard::postgres::tokio_postgres::{self, Client, NoTls, Transaction};
 use syncguard::{
-    ExtendOutcome, Key, LockBackend, LockId, NotHeldReason, PostgresBackend, ReleaseOutcome, Ttl,
-    diagnostics,
+    ExtendOutcome, Fence, HolderInfo, Key, LockBackend, LockId, NotHeldReason, PostgresBackend,
+    ReleaseOutcome, Ttl, diagnostics,
 };
 use test_support::{PostgresOptions, PostgresServer};
 
@@ -155,7 +155,13 @@ async fn the_schema_is_that_of_the_vectors() {
             })
         })
         .collect();
-    assert_eq!(Value::from(columns), vectors()["postgresSchema"]["columns"]);
+    let mut expected = vectors()["postgresSchema"]["columns"].clone();
+    // An addition that the TypeScript implementation does not see.
+    expected.as_array_mut().expect("a list").push(serde_json::json!({
+        "table_name": "syncguard_locks", "column_name": "holder", "ordinal_position": 7,
+        "data_type": "text", "is_nullable": "YES", "column_default": null,
+    }));
+    assert_eq!(Value::from(columns), expected);
     let indexes = client
         .query(
             "SELECT tablename::text, indexname::text, indexdef FROM pg_indexes
@@ -174,6 +180,56 @@ async fn the_schema_is_that_of_the_vectors() {
         })
         .collect();
     assert_eq!(Value::from(indexes), vectors()["postgresSchema"]["indexes"]);
+}
+
+/// Their upserts leave our column as it was, and their extends too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_typescript_peer_keeps_our_holder_and_never_inherits_it() {
+    let Some(server) = start() else { return };
+    let (backend, mut peer) = (connect(&server).await, TypeScript { client: raw(&server).await });
+    let holder = HolderInfo::of_this_process(Some("ours"));
+    let request = AcquireRequest::new(key("k"), ttl(30_000)).expect("randomness");
+    let request = request.with_holder(Some(holder.clone()));
+    assert!(matches!(backend.acquire(&request).await, Ok(AcquireOutcome::Acquired(_))));
+    assert!(peer.extend_slowly(request.lock_id().expose(), 60_000, Duration::ZERO).await);
+    let info = diagnostics::get_by_key(&backend, &key("k")).await.expect("works").expect("held");
+    assert_eq!(info.holder, Some(holder));
+    let expire = "UPDATE syncguard_locks SET expires_at_ms = expires_at_ms - 600000";
+    peer.client.batch_execute(expire).await.expect("works");
+    assert_eq!(peer.acquire("k", "AAAAAAAAAAAAAAAAAAAAAA", 30_000).await, Some(2));
+    let stale = "SELECT holder FROM syncguard_locks";
+    let stale = peer.client.query_one(stale, &[]).await.expect("one row");
+    assert!(stale.get::<_, Option<&str>>(0).is_some(), "the value is stale, so it is ignored");
+    let info = diagnostics::get_by_key(&backend, &key("k")).await.expect("works").expect("held");
+    assert_eq!((info.holder, info.fence.map(Fence::get)), (None, Some(2)));
+}
+
+/// A table of the TypeScript implementation stores no holders until `setup_schema` adds the column,
+/// here or in another process. Both implementations use it all the time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_without_the_column_works_and_setup_adds_it() {
+    let Some(server) = start() else { return };
+    drop(connect(&server).await);
+    let mut peer = TypeScript { client: raw(&server).await };
+    let drop_column = "ALTER TABLE syncguard_locks DROP COLUMN holder";
+    peer.client.batch_execute(drop_column).await.expect("works");
+    let config = PostgresConfig::from_url(&server.url()).expect("a URL");
+    let backend = PostgresBackend::connect(config).await.expect("connects");
+    let held_by = async |name: &str| {
+        let request = AcquireRequest::new(key(name), ttl(30_000)).expect("randomness");
+        let holder = HolderInfo::of_this_process(Some(name));
+        let request = request.with_holder(Some(holder));
+        assert!(matches!(backend.acquire(&request).await, Ok(AcquireOutcome::Acquired(_))));
+        let info = diagnostics::get_by_key(&backend, &key(name)).await.expect("works");
+        info.expect("held").holder.and_then(|holder| holder.label().map(str::to_owned))
+    };
+    assert_eq!(held_by("before").await, None);
+    backend.setup_schema().await.expect("works");
+    assert_eq!(held_by("after").await.as_deref(), Some("after"));
+    assert_eq!(peer.acquire("theirs", "AAAAAAAAAAAAAAAAAAAAAA", 30_000).await, Some(1));
+    // The column disappears under a backend that uses it.
+    peer.client.batch_execute(drop_column).await.expect("works");
+    assert_eq!(held_by("without again").await, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]

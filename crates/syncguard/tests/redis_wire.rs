@@ -15,8 +15,8 @@ use syncguard::backend::{
 };
 use syncguard::redis::RedisConfig;
 use syncguard::{
-    ExtendOutcome, Key, LockBackend, LockId, NotHeldReason, RedisBackend, ReleaseOutcome, Ttl,
-    diagnostics,
+    ExtendOutcome, HolderInfo, Key, LockBackend, LockId, NotHeldReason, RedisBackend,
+    ReleaseOutcome, Ttl, diagnostics,
 };
 use test_support::{RedisOptions, RedisServer};
 
@@ -110,6 +110,26 @@ impl Peer {
 async fn sides(server: &RedisServer) -> (RedisBackend, Peer) {
     let (backend, raw) = connect(server, "syncguard").await;
     (backend, Peer { raw, space: KeySpace::new("syncguard", 1000, 26).expect("valid") })
+}
+
+/// Their extend decodes and encodes the record; their acquire writes a new one.
+#[tokio::test(flavor = "multi_thread")]
+async fn they_keep_our_holder_when_they_extend_and_name_none_when_they_acquire() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let (backend, mut peer) = sides(&server).await;
+    let holder = HolderInfo::of_this_process(Some("a \"label\" with / and \\"));
+    let request = AcquireRequest::new(key("k"), Ttl::DEFAULT).expect("randomness");
+    let request = request.with_holder(Some(holder.clone()));
+    assert!(matches!(backend.acquire(&request).await, Ok(AcquireOutcome::Acquired(_))));
+    assert!(peer.extend(&request.lock_id(), 60_000).await);
+    let info = diagnostics::get_by_key(&backend, &key("k")).await.expect("works").expect("held");
+    assert_eq!(info.holder, Some(holder));
+    let extended = backend.extend(&ExtendRequest::new(request.lock_id(), ttl(60_000))).await;
+    assert!(matches!(extended, Ok(ExtendOutcome::Extended(_))), "{extended:?}");
+    assert_eq!(peer.release(&request.lock_id()).await, 1);
+    assert_eq!(peer.acquire(&key("k"), &new_id(), 30_000).await, Some(2));
+    let info = diagnostics::get_by_key(&backend, &key("k")).await.expect("works").expect("held");
+    assert_eq!(info.holder, None);
 }
 
 fn new_id() -> LockId {

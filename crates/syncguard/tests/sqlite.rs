@@ -58,7 +58,7 @@ impl Fixture for SqliteFixture {
         self.raw()
             .await
             .execute(
-                "INSERT OR REPLACE INTO syncguard_locks VALUES (?1, ?2, ?3, ?4, ?5)",
+                "INSERT OR REPLACE INTO syncguard_locks VALUES (?1, ?2, ?3, ?4, ?5, NULL)",
                 params![
                     lock.key.as_str(),
                     lock.lock_id.expose(),

@@ -267,7 +267,7 @@ fn now_ms() -> i64 {
 /// Stores an expired lock and returns its id.
 fn plant(path: &Path, name: &str, expired_ms_ago: i64) -> LockId {
     let lock_id = request(name).lock_id();
-    let insert = "INSERT OR REPLACE INTO syncguard_locks VALUES (?1, ?2, 1, ?3, ?3)";
+    let insert = "INSERT OR REPLACE INTO syncguard_locks VALUES (?1, ?2, 1, ?3, ?3, NULL)";
     let expired = now_ms() - expired_ms_ago;
     raw(path).execute(insert, params![name, lock_id.expose(), expired]).expect("works");
     lock_id
@@ -397,7 +397,7 @@ async fn capabilities_and_error_contexts_are_correct() {
     // Reads of an invalid row.
     writer
         .execute(
-            "INSERT INTO syncguard_locks VALUES ('k', ?1, -1, 1, ?2)",
+            "INSERT INTO syncguard_locks VALUES ('k', ?1, -1, 1, ?2, NULL)",
             params![lock_id.expose(), now_ms() + 60_000],
         )
         .expect("works");

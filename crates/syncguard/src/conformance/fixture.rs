@@ -56,6 +56,11 @@ pub trait Fixture: Send + Sync + 'static {
         true
     }
 
+    /// Returns whether the store has a place for [holders](crate::HolderInfo).
+    fn stores_holders(&self) -> bool {
+        true
+    }
+
     /// Restarts the store as after a crash. Returns `false` if nothing is meant to survive that.
     fn restart(&self) -> impl Future<Output = bool> + Send {
         ready(false)
@@ -141,6 +146,10 @@ where
 
     fn tells_expired_from_not_found(&self) -> bool {
         self.inner.tells_expired_from_not_found()
+    }
+
+    fn stores_holders(&self) -> bool {
+        self.inner.stores_holders()
     }
 
     async fn restart(&self) -> bool {

@@ -81,6 +81,7 @@ macro_rules! conformance_tests {
             lookup::lookups_by_key_and_by_id_agree
             lookup::free_and_dead_locks_are_not_found
             lookup::lookup_results_are_sanitized
+            lookup::a_lock_names_its_holder_until_the_next_one
             lookup::reads_change_nothing
             inspection::live_locks_are_listed_and_nothing_else
             inspection::a_break_deletes_only_the_lock_that_was_shown

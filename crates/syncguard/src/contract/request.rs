@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::error::Result;
+use crate::common::holder::{BreakNote, HolderInfo};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::ttl::Ttl;
@@ -34,12 +35,20 @@ pub struct AcquireRequest {
     key: Key,
     lock_id: LockId,
     ttl: Ttl,
+    holder: Option<HolderInfo>,
 }
 
 impl AcquireRequest {
     /// Creates a request with a new lock id.
     pub fn new(key: Key, ttl: Ttl) -> Result<Self> {
-        Ok(Self { key, lock_id: LockId::random()?, ttl })
+        Ok(Self { key, lock_id: LockId::random()?, ttl, holder: None })
+    }
+
+    /// Sets who will hold the lock. A backend stores it with the lock, for display.
+    #[must_use]
+    pub fn with_holder(mut self, holder: Option<HolderInfo>) -> Self {
+        self.holder = holder;
+        self
     }
 
     /// Recreates a request of another process, for tests.
@@ -47,7 +56,7 @@ impl AcquireRequest {
     #[doc(hidden)]
     #[must_use]
     pub fn carried(key: Key, lock_id: LockId, ttl: Ttl) -> Self {
-        Self { key, lock_id, ttl }
+        Self { key, lock_id, ttl, holder: None }
     }
 
     /// Returns the key to lock.
@@ -66,6 +75,12 @@ impl AcquireRequest {
     #[must_use]
     pub fn ttl(&self) -> Ttl {
         self.ttl
+    }
+
+    /// Returns who will hold the lock, unless that is not to be stored.
+    #[must_use]
+    pub fn holder(&self) -> Option<&HolderInfo> {
+        self.holder.as_ref()
     }
 }
 
@@ -128,13 +143,14 @@ pub struct ReleaseRequest {
     hint: Hint,
     undo: bool,
     holder_age: Option<Duration>,
+    break_note: Option<Arc<BreakNote>>,
 }
 
 impl ReleaseRequest {
     /// Creates a request to release the lock that `lock_id` holds.
     #[must_use]
     pub fn new(lock_id: LockId) -> Self {
-        Self { lock_id, hint: Hint::default(), undo: false, holder_age: None }
+        Self { lock_id, hint: Hint::default(), undo: false, holder_age: None, break_note: None }
     }
 
     /// Creates a request to release what an acquire of unknown outcome has acquired or may still
@@ -145,7 +161,7 @@ impl ReleaseRequest {
     #[must_use]
     pub fn undo(request: &AcquireRequest) -> Self {
         let hint = Hint::key(request.key.clone());
-        Self { lock_id: request.lock_id, hint, undo: true, holder_age: None }
+        Self { lock_id: request.lock_id, hint, undo: true, holder_age: None, break_note: None }
     }
 
     /// Sets how long ago the holder began to wait for the lock.
@@ -162,6 +178,22 @@ impl ReleaseRequest {
     #[must_use]
     pub fn holder_age(&self) -> Option<Duration> {
         self.holder_age
+    }
+
+    /// Makes this a break: another process takes the lock away from its holder.
+    ///
+    /// A backend passes the note on to the holder if it can; see
+    /// [`LockBackend::break_note`](crate::LockBackend::break_note).
+    #[must_use]
+    pub fn with_break_note(mut self, note: BreakNote) -> Self {
+        self.break_note = Some(Arc::new(note));
+        self
+    }
+
+    /// Returns who breaks the lock and why, if this is a break.
+    #[must_use]
+    pub fn break_note(&self) -> Option<&BreakNote> {
+        self.break_note.as_deref()
     }
 
     /// Sets the hint.

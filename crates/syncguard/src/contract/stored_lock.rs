@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::common::fence::{Fence, Fenced, Fencing};
 use crate::common::hash_id::HashId;
+use crate::common::holder::HolderInfo;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::Timestamp;
@@ -19,6 +20,7 @@ pub struct StoredLock<F: Fencing = Fenced> {
     pub(crate) token: F::Token,
     pub(crate) acquired_at: Timestamp,
     pub(crate) expires_at: Timestamp,
+    pub(crate) holder: Option<HolderInfo>,
 }
 
 impl<F: Fencing> StoredLock<F> {
@@ -26,7 +28,7 @@ impl<F: Fencing> StoredLock<F> {
     /// fences). Set the times that the record has with the methods below.
     pub fn new(key: Key, lock_id: LockId, token: F::Token) -> Self {
         let never = Timestamp::from_millis(0);
-        Self { key, lock_id, token, acquired_at: never, expires_at: never }
+        Self { key, lock_id, token, acquired_at: never, expires_at: never, holder: None }
     }
 
     /// Sets when the lock was acquired, by the time authority.
@@ -40,6 +42,13 @@ impl<F: Fencing> StoredLock<F> {
     #[must_use]
     pub fn expires_at(mut self, at: Timestamp) -> Self {
         self.expires_at = at;
+        self
+    }
+
+    /// Sets who holds the lock, if the record says so.
+    #[must_use]
+    pub fn held_by(mut self, holder: Option<HolderInfo>) -> Self {
+        self.holder = holder;
         self
     }
 }
@@ -67,6 +76,12 @@ pub struct LockInfo {
     pub expires_at: Timestamp,
     /// The fence of the lock, on a backend that fences.
     pub fence: Option<Fence>,
+    /// Who holds the lock, if the record says so. For display only: any program that can write to
+    /// the store can write it.
+    pub holder: Option<HolderInfo>,
+    /// How many processes wait for the lock, where the store knows it: only from
+    /// [`get_by_key`](crate::diagnostics::get_by_key).
+    pub waiters: Option<u32>,
 }
 
 /// A live lock with its raw key and lock id. It is sensitive: use it for debugging only.
@@ -91,6 +106,8 @@ impl<F: Fencing> From<StoredLock<F>> for LockInfo {
             acquired_at: stored.acquired_at,
             expires_at: stored.expires_at,
             fence: F::fence(stored.token),
+            holder: stored.holder,
+            waiters: None,
         }
     }
 }

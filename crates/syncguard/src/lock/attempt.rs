@@ -102,8 +102,9 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
             return Ok(*self.unsettled.take().expect("BUG: checked above"));
         }
         self.undo_unsettled();
-        let request = AcquireRequest::new(self.call.key.clone(), self.call.context.options.ttl)?;
-        Ok(Acquisition::new(request, now))
+        let context = self.call.context;
+        let request = AcquireRequest::new(self.call.key.clone(), context.options.ttl)?;
+        Ok(Acquisition::new(request.with_holder(context.holder.clone()), now))
     }
 
     fn guard(

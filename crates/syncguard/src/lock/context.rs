@@ -13,6 +13,7 @@ use super::clock::Ticker;
 use super::options::LockOptions;
 use super::wait_queue::WaitQueues;
 use crate::common::error::{Error, Result};
+use crate::common::holder::HolderInfo;
 use crate::contract::recorder::Recorder;
 
 /// A locker's options and its engine. Aligned to two cache lines, which processors fetch in pairs,
@@ -22,6 +23,8 @@ use crate::contract::recorder::Recorder;
 pub(super) struct Context<B> {
     pub(super) engine: Arc<Engine<B>>,
     pub(super) options: Arc<LockOptions>,
+    /// Who holds the locks of this locker, unless that is not to be stored.
+    pub(super) holder: Option<HolderInfo>,
 }
 
 /// Several copies of one context. Every lock counts a reference to its context; threads that use
@@ -34,7 +37,11 @@ impl<B> Contexts<B> {
 
     pub(super) fn new(engine: &Arc<Engine<B>>, options: LockOptions) -> Self {
         let options = Arc::new(options);
-        let context = || Context { engine: Arc::clone(engine), options: Arc::clone(&options) };
+        let context = || Context {
+            engine: Arc::clone(engine),
+            options: Arc::clone(&options),
+            holder: engine.holder.as_ref().map(HolderInfo::unshared),
+        };
         Self((0..Self::COUNT).map(|_| Arc::new(context())).collect())
     }
 
@@ -63,6 +70,7 @@ pub(super) struct Engine<B> {
     pub(super) background: Background,
     pub(super) poll_interval: Duration,
     pub(super) recorder: Recorder,
+    pub(super) holder: Option<HolderInfo>,
     /// Ends all waits.
     pub(super) shut_down: CancellationToken,
     /// The same, without the mutex that asking a token takes: every lock asks.
@@ -76,6 +84,7 @@ impl<B> Engine<B> {
         background: Background,
         poll_interval: Duration,
         recorder: Recorder,
+        holder: Option<HolderInfo>,
     ) -> Self {
         Self {
             backend,
@@ -84,6 +93,7 @@ impl<B> Engine<B> {
             background,
             poll_interval,
             recorder,
+            holder,
             shut_down: CancellationToken::new(),
             is_shut_down: AtomicBool::new(false),
         }

@@ -157,7 +157,8 @@ impl<'a, B: LockBackend> LockRequest<'a, B> {
             Some(options) => {
                 options.validate()?;
                 let (engine, options) = (Arc::clone(engine), Arc::from(options));
-                OptionsInUse::Own(Arc::new(Context { engine, options }))
+                let holder = self.context.holder.clone();
+                OptionsInUse::Own(Arc::new(Context { engine, options, holder }))
             }
         };
         Ok((context, key))

@@ -19,6 +19,7 @@ use super::release_errors::{ReleaseContext, ReleaseErrors};
 use super::retry::RetryPolicy;
 use super::shared_lease::Grant;
 use crate::common::error::{Error, ErrorCode, Result};
+use crate::common::holder::HolderInfo;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::ttl::Ttl;
@@ -72,6 +73,7 @@ impl<B: LockBackend> Locker<B> {
             clock: LocalClock::default(),
             poll_interval: Duration::from_secs(1),
             recorder: Recorder::default(),
+            holder: HolderOption::Process { label: None },
         }
     }
 
@@ -447,6 +449,14 @@ pub struct LockerBuilder<B> {
     clock: LocalClock,
     poll_interval: Duration,
     recorder: Recorder,
+    holder: HolderOption,
+}
+
+/// Who is stored as the holder of a lock.
+#[derive(Debug)]
+enum HolderOption {
+    Process { label: Option<String> },
+    None,
 }
 
 impl<B: LockBackend> LockerBuilder<B> {
@@ -495,6 +505,21 @@ impl<B: LockBackend> LockerBuilder<B> {
         self
     }
 
+    /// Sets the label under which this process is shown as the [holder](HolderInfo) of a lock,
+    /// such as `billing-worker`. It is stored with every lock and is not secret.
+    ///
+    /// Host name, process id and program are stored without a label too.
+    pub fn holder(mut self, label: impl Into<String>) -> Self {
+        self.holder = HolderOption::Process { label: Some(label.into()) };
+        self
+    }
+
+    /// Stores nothing about the holder of a lock.
+    pub fn no_holder(mut self) -> Self {
+        self.holder = HolderOption::None;
+        self
+    }
+
     /// Builds the locker for the current tokio runtime.
     ///
     /// Fails with [`ErrorCode::InvalidArgument`] outside a runtime, and for invalid options.
@@ -511,8 +536,12 @@ impl<B: LockBackend> LockerBuilder<B> {
         })?;
         let ticker = Ticker::new(self.clock, runtime.clone());
         let background = Background::new(runtime);
-        let engine =
-            Engine::new(self.backend, ticker, background, self.poll_interval, self.recorder);
+        let holder = match &self.holder {
+            HolderOption::Process { label } => Some(HolderInfo::of_this_process(label.as_deref())),
+            HolderOption::None => None,
+        };
+        let (poll_interval, recorder) = (self.poll_interval, self.recorder);
+        let engine = Engine::new(self.backend, ticker, background, poll_interval, recorder, holder);
         Ok(Locker { contexts: Contexts::new(&Arc::new(engine), self.options), scope: None })
     }
 }

@@ -17,7 +17,7 @@ use syncguard::backend::{
 use syncguard::conformance::{Fixture, RawLock};
 use syncguard::sqlite::SqliteConfig;
 use syncguard::{
-    Error, ErrorCode, ExtendOutcome, Fence, Key, LockBackend, LockId, NotHeldReason,
+    Error, ErrorCode, ExtendOutcome, Fence, HolderInfo, Key, LockBackend, LockId, NotHeldReason,
     ReleaseOutcome, Result, SqliteBackend, Timestamp, Ttl, diagnostics,
 };
 use tokio::sync::oneshot;
@@ -162,6 +162,7 @@ fn stored(value: &Value) -> Option<StoredLock> {
         )
         .acquired_at(millis(&value["acquired"]))
         .expires_at(millis(&value["expires"]))
+        .held_by(value["holder"].as_str().and_then(HolderInfo::parse))
     })
 }
 
@@ -175,7 +176,10 @@ impl LockBackend for Remote {
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let (key, id) = (request.key().as_str(), request.lock_id());
-        let order = json!({"acquire": key, "id": id.expose(), "ttl": request.ttl().as_millis()});
+        let order = json!({
+            "acquire": key, "id": id.expose(), "ttl": request.ttl().as_millis(),
+            "holder": request.holder().map(HolderInfo::as_str),
+        });
         let answer = self.ask(order).await.map_err(|error| error.with_key(request.key()))?;
         Ok(if answer["fence"].is_u64() {
             let fence = fence(&answer["fence"]);
@@ -260,11 +264,13 @@ async fn follow(backend: &SqliteBackend, order: &Value) -> Result<Value> {
             "fence": found.info.fence.expect("fenced").get(),
             "acquired": found.info.acquired_at.as_millis(),
             "expires": found.info.expires_at.as_millis(),
+            "holder": found.info.holder.as_ref().map(HolderInfo::as_str),
         }),
     };
     if let Some(key) = text("acquire") {
         let id = LockId::parse(text("id").expect("an id"))?;
-        let request = AcquireRequest::carried(Key::new(key)?, id, ttl()?);
+        let holder = text("holder").and_then(HolderInfo::parse);
+        let request = AcquireRequest::carried(Key::new(key)?, id, ttl()?).with_holder(holder);
         return Ok(match backend.acquire(&request).await? {
             AcquireOutcome::Acquired(lease) => {
                 json!({"fence": lease.fence().get(), "expires": lease.expires_at().as_millis()})

@@ -15,7 +15,7 @@ use syncguard::backend::{
     ReleaseRequest, StoredLock, Subscription, SystemClock, TIME_TOLERANCE_MS, TimeAuthority,
 };
 use syncguard::{
-    Error, ErrorCode, ExtendOutcome, Fence, Key, LockBackend, LockId, NotHeldReason,
+    Error, ErrorCode, ExtendOutcome, Fence, HolderInfo, Key, LockBackend, LockId, NotHeldReason,
     ReleaseOutcome, Result, Timestamp,
 };
 
@@ -23,6 +23,7 @@ use syncguard::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bug {
     None,
+    HolderIsLeftBehind,
     ReleaseForgetsTheOwner,
     ExtendForgetsTheOwner,
     ReleaseOfADeadLockSucceeds,
@@ -75,7 +76,8 @@ pub(crate) enum Bug {
 }
 
 /// All bugs.
-pub(crate) const BUGS: [Bug; 49] = [
+pub(crate) const BUGS: [Bug; 50] = [
+    Bug::HolderIsLeftBehind,
     Bug::ReleaseForgetsTheOwner,
     Bug::ExtendForgetsTheOwner,
     Bug::ReleaseOfADeadLockSucceeds,
@@ -132,6 +134,7 @@ struct Store {
     locks: HashMap<Key, RawRecord>,
     index: HashMap<LockId, Key>,
     counters: HashMap<Key, u64>,
+    holders: HashMap<Key, HolderInfo>,
     /// Keys whose record is malformed.
     malformed: HashSet<Key>,
 }
@@ -333,6 +336,11 @@ impl Sloppy {
         self.warn(fence, key);
         store.counters.insert(counter_key, fence.get());
         store.locks.insert(key.clone(), record);
+        match request.holder() {
+            Some(holder) => drop(store.holders.insert(key.clone(), holder.clone())),
+            None if self.has(Bug::HolderIsLeftBehind) => {}
+            None => drop(store.holders.remove(key)),
+        }
         store.index.insert(lock_id, key.clone());
         Ok(AcquireOutcome::Acquired(Lease::new(fence, Timestamp::from_millis(expires_ms))))
     }
@@ -380,10 +388,11 @@ impl Sloppy {
     }
 }
 
-fn stored(key: &Key, record: RawRecord) -> StoredLock {
+fn stored(store: &Store, key: &Key, record: RawRecord) -> StoredLock {
     StoredLock::new(key.clone(), record.lock_id, Fence::new(record.fence).expect("valid"))
         .acquired_at(Timestamp::from_millis(record.acquired_ms))
         .expires_at(Timestamp::from_millis(record.expires_ms))
+        .held_by(store.holders.get(key).cloned())
 }
 
 impl LockBackend for Sloppy {
@@ -476,7 +485,7 @@ impl LockBackend for Sloppy {
         let visible =
             |record: &RawRecord| self.is_live(*record) || self.has(Bug::LookupFindsTheDead);
         let found = store.locks.get(key).copied().filter(visible);
-        Ok(found.map(|record| stored(key, record)))
+        Ok(found.map(|record| stored(&store, key, record)))
     }
 
     async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
@@ -484,9 +493,9 @@ impl LockBackend for Sloppy {
         let careless = self.has(Bug::TakeoverKeepsTheOldIndex);
         let found = self.find(&store, *lock_id, None, careless);
         let more = u64::from(self.has(Bug::LookupByIdTellsAnotherFence));
-        Ok(found
-            .filter(|(_key, record)| self.is_live(*record))
-            .map(|(key, record)| stored(&key, RawRecord { fence: record.fence + more, ..record })))
+        Ok(found.filter(|(_key, record)| self.is_live(*record)).map(|(key, record)| {
+            stored(&store, &key, RawRecord { fence: record.fence + more, ..record })
+        }))
     }
 
     async fn subscribe(&self, key: &Key) -> Option<Subscription> {
@@ -505,7 +514,7 @@ impl Admin for Sloppy {
             self.is_live(**record) || self.has(Bug::ListShowsTheDead)
         };
         let live = store.locks.iter().filter(visible);
-        let locks = live.map(|(key, record)| stored(key, *record)).collect();
+        let locks = live.map(|(key, record)| stored(&store, key, *record)).collect();
         Box::pin(ready(Ok(Page::new(locks, None))))
     }
 

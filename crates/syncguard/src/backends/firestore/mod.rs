@@ -285,7 +285,8 @@ impl FirestoreBackend {
             let expires_at = now.expiry(request.ttl());
             let taken = StoredLock::new(key.clone(), request.lock_id(), fence)
                 .acquired_at(now)
-                .expires_at(expires_at);
+                .expires_at(expires_at)
+                .held_by(request.holder().cloned());
             let writes = vec![
                 requests::set(&counter, record::counter_fields(fence, key), versions[0]),
                 requests::set(&lock, record::lock_fields(&taken), versions[1]),

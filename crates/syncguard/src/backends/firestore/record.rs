@@ -6,6 +6,7 @@ use googleapis_tonic_google_firestore_v1::google::firestore::v1 as api;
 
 use crate::common::error::{Error, Result};
 use crate::common::fence::Fence;
+use crate::common::holder::HolderInfo;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::Timestamp;
@@ -29,6 +30,7 @@ pub(super) const EXPIRES_AT: &str = "expiresAtMs";
 const ACQUIRED_AT: &str = "acquiredAtMs";
 const KEY: &str = "key";
 const FENCE: &str = "fence";
+const HOLDER: &str = "holder";
 const KEY_DEBUG: &str = "keyDebug";
 
 impl Record {
@@ -43,7 +45,8 @@ impl Record {
                     Fence::new(integer(field(FENCE)?)?).ok()?,
                 )
                 .acquired_at(Timestamp::from_millis(millis(field(ACQUIRED_AT)?)?))
-                .expires_at(Timestamp::from_millis(millis(field(EXPIRES_AT)?)?)),
+                .expires_at(Timestamp::from_millis(millis(field(EXPIRES_AT)?)?))
+                .held_by(field(HOLDER).and_then(text).and_then(HolderInfo::parse)),
             )
         })();
         let (Some(lock), Some(version)) = (lock, document.update_time) else {
@@ -65,13 +68,17 @@ pub(super) fn read_counter(document: Option<&api::Document>) -> Result<u64> {
 
 /// Returns the fields of a lock.
 pub(super) fn lock_fields(lock: &StoredLock) -> HashMap<String, api::Value> {
-    fields([
+    let mut fields = fields([
         (LOCK_ID, string(lock.lock_id.expose())),
         (EXPIRES_AT, number(lock.expires_at)),
         (ACQUIRED_AT, number(lock.acquired_at)),
         (KEY, string(lock.key.as_str())),
         (FENCE, string(&lock.token.to_string())),
-    ])
+    ]);
+    if let Some(holder) = &lock.holder {
+        fields.insert(HOLDER.to_owned(), string(holder.as_str()));
+    }
+    fields
 }
 
 /// Returns the one field that an extend changes.

@@ -12,10 +12,9 @@ use crate::contract::finding::Finding;
 impl Admin for MemoryBackend {
     fn list<'a>(&'a self, _after: Option<&'a Cursor>) -> BoxFuture<'a, Result<Page>> {
         let now = self.now();
-        let records = self.store.shards.records().into_iter();
-        let live = records.filter(|(_, record)| is_live(record.expires_at, now));
-        let locks = live.map(|(key, record)| record.into_stored(&key)).collect();
-        Box::pin(ready(Ok(Page::new(locks, None))))
+        let locks = self.store.shards.locks().into_iter();
+        let live = locks.filter(|lock| is_live(lock.expires_at, now)).collect();
+        Box::pin(ready(Ok(Page::new(live, None))))
     }
 
     fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>>> {

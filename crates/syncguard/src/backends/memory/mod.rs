@@ -193,6 +193,7 @@ impl LockBackend for MemoryBackend {
         let expires_at = now.expiry(request.ttl());
         slot.fence_counter = fence.get();
         slot.record = Some(Record { lock_id, fence, acquired_at: now, expires_at });
+        slot.holder = request.holder().cloned();
         shards.index(&lock_id).insert(lock_id, key.clone());
         drop(shard);
         fence.warn_near_the_end(key);
@@ -253,18 +254,15 @@ impl LockBackend for MemoryBackend {
     }
 
     async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
-        let record = self.store.shards.of_key(key).get(key).and_then(|slot| slot.record);
+        let found = self.store.shards.of_key(key).get(key).and_then(|slot| slot.stored(key));
         let now = self.now();
-        Ok(record
-            .filter(|record| is_live(record.expires_at, now))
-            .map(|record| record.into_stored(key)))
+        Ok(found.filter(|lock| is_live(lock.expires_at, now)))
     }
 
     async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
-        let found = self.with_record_of(*lock_id, None, |key, _slot, record| {
-            is_live(record.expires_at, self.now()).then(|| record.into_stored(key))
-        });
-        Ok(found.flatten())
+        let found = self.with_record_of(*lock_id, None, |key, slot, _record| slot.stored(key));
+        let now = self.now();
+        Ok(found.flatten().filter(|lock| is_live(lock.expires_at, now)))
     }
 
     async fn subscribe(&self, key: &Key) -> Option<Subscription> {

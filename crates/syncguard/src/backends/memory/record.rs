@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::MutexGuard;
 
 use crate::common::fence::Fence;
+use crate::common::holder::HolderInfo;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::sharded::Sharded;
@@ -15,6 +16,15 @@ use crate::contract::stored_lock::StoredLock;
 pub(super) struct Slot {
     pub(super) fence_counter: u64,
     pub(super) record: Option<Record>,
+    /// Who holds the lock in the record.
+    pub(super) holder: Option<HolderInfo>,
+}
+
+impl Slot {
+    /// Returns the lock, live or expired.
+    pub(super) fn stored(&self, key: &Key) -> Option<StoredLock> {
+        Some(self.record?.into_stored(key, self.holder.clone()))
+    }
 }
 
 /// A stored lock.
@@ -27,10 +37,11 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub(super) fn into_stored(self, key: &Key) -> StoredLock {
+    fn into_stored(self, key: &Key, holder: Option<HolderInfo>) -> StoredLock {
         StoredLock::new(key.clone(), self.lock_id, self.fence)
             .acquired_at(self.acquired_at)
             .expires_at(self.expires_at)
+            .held_by(holder)
     }
 }
 
@@ -52,12 +63,13 @@ impl Shards {
         self.by_key.shard_of(key)
     }
 
-    /// Returns every record, live or expired.
-    pub(super) fn records(&self) -> Vec<(Key, Record)> {
-        let records = |shard: MutexGuard<'_, HashMap<Key, Slot>>| -> Vec<(Key, Record)> {
-            shard.iter().filter_map(|(key, slot)| Some((key.clone(), slot.record?))).collect()
+    /// Returns every lock, live or expired.
+    pub(super) fn locks(&self) -> Vec<StoredLock> {
+        let locks = |shard: MutexGuard<'_, HashMap<Key, Slot>>| -> Vec<StoredLock> {
+            let locks = shard.iter().filter_map(|(key, slot)| slot.stored(key));
+            locks.collect()
         };
-        self.by_key.shards().flat_map(records).collect()
+        self.by_key.shards().flat_map(locks).collect()
     }
 
     pub(super) fn index(&self, lock_id: &LockId) -> MutexGuard<'_, HashMap<LockId, Key>> {

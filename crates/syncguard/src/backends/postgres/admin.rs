@@ -27,7 +27,7 @@ impl Admin for PostgresBackend {
             let rows = self.run(Urgency::Ordinary, step).await;
             let rows = rows.map_err(|error| named(error, "list"))?;
             let next = match rows.last() {
-                Some(row) if rows.len() == PAGE => Some(Cursor::new(column::<&str>(row, 6)?)),
+                Some(row) if rows.len() == PAGE => Some(Cursor::new(column::<&str>(row, 7)?)),
                 _ => None,
             };
             // An invalid row is not a lock; operations on its key report it.
@@ -134,6 +134,7 @@ pub(super) fn schema_sql(Names { locks, fences, .. }: &Names) -> String {
   fence text NOT NULL,
   user_key text NOT NULL
 );
+ALTER TABLE {lock_table} ADD COLUMN IF NOT EXISTS holder text;
 CREATE UNIQUE INDEX IF NOT EXISTS {by_id} ON {lock_table} (lock_id);
 CREATE INDEX IF NOT EXISTS {by_expiry} ON {lock_table} (expires_at_ms);
 CREATE TABLE IF NOT EXISTS {fence_table} (

@@ -165,6 +165,11 @@ fn remedy_of(state: &SqlState, ends_statement_only: bool) -> Remedy {
     }
 }
 
+/// Returns whether a table lacks a column. The only column that may be missing is `holder`.
+pub(super) fn is_missing_column(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::UNDEFINED_COLUMN)
+}
+
 /// Returns whether an error ended only a statement, and its session continues.
 pub(super) fn ends_statement_only(error: &tokio_postgres::Error) -> bool {
     error.as_db_error().is_some_and(|error| error.parsed_severity() == Some(Severity::Error))

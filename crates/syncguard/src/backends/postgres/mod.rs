@@ -26,9 +26,9 @@ mod tls;
 mod transaction;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Waker as TaskWaker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_postgres::Row;
 use tokio_util::task::TaskTracker;
@@ -89,6 +89,8 @@ struct PostgresInner {
     statements: Statements,
     listener: PostgresListener,
     cleanup: CleanupGate,
+    /// When the column `holder` was last looked for.
+    looked_for_holder: Mutex<Instant>,
     /// Tasks that continue after their operation has returned.
     background: TaskTracker,
 }
@@ -115,10 +117,12 @@ impl PostgresBackend {
             statements,
             listener,
             cleanup: CleanupGate::new(config.network.cleanup_in_is_locked),
+            looked_for_holder: Mutex::new(Instant::now()),
             background,
         };
         let backend = Self { shared: Arc::new(shared) };
         let findings = backend.read_findings().await.map_err(|error| named(error, "connect"))?;
+        backend.look_for_holder_column().await;
         for finding in findings.iter().filter(|finding| finding.subject() != "tables") {
             tracing::warn!(subject = finding.subject(), "{finding}");
         }
@@ -132,7 +136,32 @@ impl PostgresBackend {
     /// If you drop the future before it completes, they may or may not have been created.
     pub async fn setup_schema(&self) -> Result<()> {
         let sql = admin::schema_sql(&self.shared.names);
-        admin::create(&self.shared.pool, &sql).await.map_err(|error| named(error, "setup"))
+        admin::create(&self.shared.pool, &sql).await.map_err(|error| named(error, "setup"))?;
+        self.look_for_holder_column().await;
+        Ok(())
+    }
+
+    /// Finds out whether the lock table has the column `holder`. A table of the TypeScript
+    /// implementation does not, until `setup_schema` adds it; then nothing is stored about holders.
+    async fn look_for_holder_column(&self) {
+        // It fails without a table.
+        let found = self.run(Urgency::Ordinary, (&self.shared.statements.has_holder, &[])).await;
+        self.shared.pool.note_holders(found.is_ok_and(|rows| !rows.is_empty()));
+        *self.shared.looked_for_holder.lock().unwrap_or_else(PoisonError::into_inner) =
+            Instant::now();
+    }
+
+    /// Looks for the column again in the background, if that is not known to be there and was not
+    /// looked for recently: another process may have run `setup_schema`.
+    fn look_again_for_holder_column(&self) {
+        const INTERVAL: Duration = Duration::from_secs(60);
+        let mut looked =
+            self.shared.looked_for_holder.lock().unwrap_or_else(PoisonError::into_inner);
+        if looked.elapsed() >= INTERVAL {
+            *looked = Instant::now();
+            let backend = self.clone();
+            self.shared.background.spawn(async move { backend.look_for_holder_column().await });
+        }
     }
 
     /// Returns what about this server can make locks vanish or fences go backwards. It asks the
@@ -203,7 +232,12 @@ impl LockBackend for PostgresBackend {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let acquired = self.try_acquire(request).await;
+        let stores_holders = self.shared.pool.stores_holders();
+        let mut acquired = self.try_acquire(request).await;
+        if acquired.is_err() && stores_holders && !self.shared.pool.stores_holders() {
+            // The column is gone, so nothing was done.
+            acquired = self.try_acquire(request).await;
+        }
         acquired.map_err(|error| named(error.with_key(request.key()), "acquire"))
     }
 
@@ -264,6 +298,7 @@ impl PostgresBackend {
         let lock_key = self.shared.names.lock_key(request.key())?;
         let fence_key = self.shared.names.fence_key(&lock_key)?;
         let lock_id = request.lock_id();
+        let holder = request.holder().map(|holder| holder.tagged(&lock_id));
         let values = [
             Value::Text(&lock_key),
             Value::Int8(integer(TIME_TOLERANCE_MS)),
@@ -272,10 +307,16 @@ impl PostgresBackend {
             Value::Int8(integer(Fence::MAX.get())),
             Value::Text(&fence_key),
             Value::Text(request.key().as_str()),
+            Value::MaybeText(holder.as_deref()),
         ];
         let statements = &self.shared.statements;
         let lock: Step<'_> = (&statements.lock_key, &values[..1]);
-        let acquire: Step<'_> = (&statements.acquire, &values);
+        let acquire: Step<'_> = if self.shared.pool.stores_holders() {
+            (&statements.acquire_with_holder, &values)
+        } else {
+            self.look_again_for_holder_column();
+            (&statements.acquire, &values[..7])
+        };
         let taken = self.run(Urgency::Ordinary, acquire).await?;
         if let Some(outcome) = outcome(&taken, request)? {
             return Ok(outcome);

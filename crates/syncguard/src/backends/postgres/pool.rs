@@ -40,6 +40,8 @@ pub(super) struct Pool {
     reserved: Semaphore,
     /// Whether a pooler uses another connection every time, so that nothing can be prepared.
     is_pooled: AtomicBool,
+    /// Whether the lock table has the column `holder`, as far as is known.
+    stores_holders: AtomicBool,
     response_timeout: Duration,
     /// The connection that listens, if operations share it.
     listening: Mutex<Weak<ListeningClient>>,
@@ -153,6 +155,7 @@ impl Pool {
             places: Semaphore::new(config.pool_size),
             reserved: Semaphore::new(1),
             is_pooled: AtomicBool::new(config.is_pooled),
+            stores_holders: AtomicBool::new(false),
             response_timeout: config.network.response_timeout,
             listening: Mutex::default(),
             shares_listening: config.pool_size == 1 && config.pool.is_none(),
@@ -217,6 +220,18 @@ impl Pool {
             );
         }
         self.idle().clear();
+    }
+
+    pub(super) fn stores_holders(&self) -> bool {
+        self.stores_holders.load(Ordering::Relaxed)
+    }
+
+    /// Records whether the lock table has the column `holder`. Connections that prepared their
+    /// statements before it had are replaced.
+    pub(super) fn note_holders(&self, are_stored: bool) {
+        if self.stores_holders.swap(are_stored, Ordering::Relaxed) != are_stored {
+            self.distrust(self.epoch());
+        }
     }
 
     /// Replaces all connections, because what happened on this one affects all: the idle ones at
@@ -316,7 +331,8 @@ impl Pool {
                 return Ok(Vec::new());
             }
             client.batch_execute(transaction::KEEP_GRANTS).await?;
-            let all = self.statements.all().into_iter();
+            let skip_last = usize::from(!self.stores_holders());
+            let all = self.statements.all().into_iter().rev().skip(skip_last).rev();
             match try_join_all(all.map(|sql| client.prepare_typed(&sql.text, sql.types))).await {
                 // The tables or a permission may be missing; operations that need them fail.
                 Err(cause) if cause.code().is_some() => Ok(Vec::new()),

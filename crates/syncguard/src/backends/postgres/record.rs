@@ -5,6 +5,7 @@ use tokio_postgres::Row;
 use super::error;
 use crate::common::error::{Error, Result};
 use crate::common::fence::Fence;
+use crate::common::holder::HolderInfo;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{Timestamp, is_live};
@@ -36,13 +37,18 @@ pub(super) fn fence(text: &str) -> Result<Fence> {
 /// Parses a stored lock and the server's time. An invalid row is an error, never a panic.
 pub(super) fn stored(row: &Row) -> Result<(StoredLock, Timestamp)> {
     let foreign = |_cause| Error::foreign_lock();
+    let lock_id = LockId::parse(column(row, 1)?).map_err(foreign)?;
+    // The TypeScript implementation leaves the column as the holder before it has written it.
+    let holder = column::<Option<&str>>(row, 6)?;
+    let holder = holder.and_then(|text| HolderInfo::parse_tagged(text, &lock_id));
     let lock = StoredLock::new(
         Key::new(column::<&str>(row, 0)?).map_err(foreign)?,
-        LockId::parse(column(row, 1)?).map_err(foreign)?,
+        lock_id,
         fence(column(row, 2)?)?,
     )
     .acquired_at(millis(column(row, 3)?)?)
-    .expires_at(millis(column(row, 4)?)?);
+    .expires_at(millis(column(row, 4)?)?)
+    .held_by(holder);
     Ok((lock, millis(column(row, 5)?)?))
 }
 

@@ -20,6 +20,7 @@ pub(super) type Parameter<'a> = &'a (dyn ToSql + Sync);
 #[derive(Clone, Copy)]
 pub(super) enum Value<'a> {
     Text(&'a str),
+    MaybeText(Option<&'a str>),
     Texts(&'a [String]),
     Int4(i32),
     Int8(i64),
@@ -37,6 +38,7 @@ impl ToSql for Value<'_> {
     fn to_sql(&self, kind: &Type, out: &mut BytesMut) -> Encoded {
         match self {
             Self::Text(text) => text.to_sql(kind, out),
+            Self::MaybeText(text) => text.to_sql(kind, out),
             Self::Texts(texts) => texts.to_sql(kind, out),
             Self::Int4(number) => number.to_sql(kind, out),
             Self::Int8(number) => number.to_sql(kind, out),
@@ -51,6 +53,7 @@ impl ToSql for Value<'_> {
     fn to_sql_checked(&self, kind: &Type, out: &mut BytesMut) -> Encoded {
         match self {
             Self::Text(text) => text.to_sql_checked(kind, out),
+            Self::MaybeText(text) => text.to_sql_checked(kind, out),
             Self::Texts(texts) => texts.to_sql_checked(kind, out),
             Self::Int4(number) => number.to_sql_checked(kind, out),
             Self::Int8(number) => number.to_sql_checked(kind, out),
@@ -72,6 +75,8 @@ pub(super) struct Sql {
 pub(super) struct Statements {
     pub(super) lock_key: Sql,
     pub(super) acquire: Sql,
+    /// The same for a table with the column `holder`.
+    pub(super) acquire_with_holder: Sql,
     pub(super) release: Sql,
     pub(super) lock_key_by_id: Sql,
     pub(super) extend: Sql,
@@ -80,6 +85,8 @@ pub(super) struct Statements {
     pub(super) clean_up: Sql,
     pub(super) list: Sql,
     pub(super) notify: Sql,
+    /// Returns a row if the table has the column `holder` and we may write it.
+    pub(super) has_holder: Sql,
 }
 
 /// The server's clock, in milliseconds.
@@ -87,6 +94,14 @@ const NOW: &str = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 
 /// What a valid lock has; other rows are never changed.
 const SENSIBLE: &str = "fence ~ '^[0-9]{15}$'";
+
+/// The holder of a row, or NULL if the table has no such column.
+const HOLDER: &str = "to_jsonb(l)->>'holder'";
+
+const HAS_HOLDER: &str = "SELECT FROM pg_attribute WHERE attrelid = '{locks}'::regclass \
+                          AND attname = 'holder' AND NOT attisdropped \
+                          AND has_column_privilege(attrelid, attnum, 'INSERT') \
+                          AND has_column_privilege(attrelid, attnum, 'UPDATE')";
 
 macro_rules! sql {
     ($file:literal, $tables:expr, $types:expr) => {
@@ -101,26 +116,38 @@ fn fill(statement: &str, [locks, fences]: &[String; 2]) -> String {
         .replace("{fences}", fences)
         .replace("{now}", NOW)
         .replace("{sensible}", SENSIBLE)
+        .replace("{holder}", HOLDER)
 }
+
+/// Fills in where a statement mentions the column `holder`, or nothing.
+fn with_holder(sql: Sql, [column, value, update]: [&str; 3], types: &'static [Type]) -> Sql {
+    let text = sql.text.replace("{column}", column).replace("{value}", value);
+    Sql { text: text.replace("{update}", update), types }
+}
+
+/// The parameters of acquire. The last one needs the column `holder`.
+const ACQUIRE: [Type; 8] = [
+    Type::TEXT,
+    Type::INT8,
+    Type::TEXT,
+    Type::INT8,
+    Type::INT8,
+    Type::TEXT,
+    Type::TEXT,
+    Type::TEXT,
+];
 
 impl Statements {
     pub(super) fn new(names: &Names) -> Self {
         let names = &[names.locks.quoted(), names.fences.quoted()];
+        let acquire = sql!("sql/acquire.sql", names, ACQUIRE);
+        let holder = [", holder", ", $8", ", holder = excluded.holder"];
+        let has_holder = fill(HAS_HOLDER, names);
         Self {
             lock_key: sql!("sql/lock_key.sql", names, [Type::TEXT]),
-            acquire: sql!(
-                "sql/acquire.sql",
-                names,
-                [
-                    Type::TEXT,
-                    Type::INT8,
-                    Type::TEXT,
-                    Type::INT8,
-                    Type::INT8,
-                    Type::TEXT,
-                    Type::TEXT
-                ]
-            ),
+            acquire: with_holder(acquire.clone(), [""; 3], &ACQUIRE[..7]),
+            acquire_with_holder: with_holder(acquire, holder, &ACQUIRE),
+            has_holder: Sql { text: has_holder, types: &[] },
             release: sql!(
                 "sql/release.sql",
                 names,
@@ -136,8 +163,9 @@ impl Statements {
         }
     }
 
-    /// Returns all statements, in the order in which a connection keeps them.
-    pub(super) fn all(&self) -> [&Sql; 10] {
+    /// Returns all statements, in the order in which a connection keeps them. The last one needs
+    /// the column `holder`.
+    pub(super) fn all(&self) -> [&Sql; 11] {
         [
             &self.lock_key,
             &self.acquire,
@@ -149,6 +177,7 @@ impl Statements {
             &self.clean_up,
             &self.list,
             &self.notify,
+            &self.acquire_with_holder,
         ]
     }
 }
@@ -160,8 +189,13 @@ mod tests {
     #[test]
     fn debug_hides_parameters() {
         let texts = ["canary".to_owned()];
-        let values =
-            [Value::Text("canary"), Value::Texts(&texts), Value::Int4(4711), Value::Int8(4711)];
+        let values = [
+            Value::Text("canary"),
+            Value::MaybeText(Some("canary")),
+            Value::Texts(&texts),
+            Value::Int4(4711),
+            Value::Int8(4711),
+        ];
         let parameters: Vec<Parameter<'_>> = values.iter().map(|value| value as _).collect();
         let shown = format!("{values:?} {values:#?} {parameters:?}");
         assert!(!shown.contains("canary") && !shown.contains("4711"), "{shown}");

@@ -100,6 +100,9 @@ pub(super) async fn run(
             }
             Ok(Some(Err(cause))) => {
                 let is_first = !std::mem::replace(&mut has_tried, true);
+                if error::is_missing_column(&cause) {
+                    pool.note_holders(false);
+                }
                 match error::remedy(&cause) {
                     // The transaction is over, and the connection still works.
                     Remedy::None => connection.give_back(),

@@ -263,7 +263,7 @@ impl LockBackend for RedisBackend {
             Number(ttl_ms),
             Number(TIME_TOLERANCE_MS),
             Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
-            Text(&record::quoted(key)),
+            Text(&record::key_and_holder(request)),
             Number(Fence::MAX.get()),
             Number(u64::from(self.shared.replicas.is_some())),
         ];

@@ -5,9 +5,11 @@ use serde::Deserialize;
 use super::error;
 use crate::common::error::Result;
 use crate::common::fence::Fence;
+use crate::common::holder::HolderInfo;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::Timestamp;
+use crate::contract::request::AcquireRequest;
 use crate::contract::stored_lock::StoredLock;
 
 #[derive(Deserialize)]
@@ -19,6 +21,9 @@ struct Record {
     acquired_at_ms: f64,
     key: String,
     fence: String,
+    /// Any JSON, because other programs may use the field for something else.
+    #[serde(default)]
+    holder: serde_json::Value,
 }
 
 /// Parses a record. An invalid one is an error, never a panic.
@@ -31,12 +36,20 @@ pub(super) fn parse(json: &[u8], operation: &'static str) -> Result<StoredLock> 
         record.fence.parse::<Fence>().map_err(|_cause| foreign())?,
     )
     .acquired_at(millis(record.acquired_at_ms).ok_or_else(foreign)?)
-    .expires_at(millis(record.expires_at_ms).ok_or_else(foreign)?))
+    .expires_at(millis(record.expires_at_ms).ok_or_else(foreign)?)
+    .held_by(record.holder.as_str().and_then(HolderInfo::parse)))
 }
 
-/// Returns a key as a JSON string.
-pub(super) fn quoted(key: &Key) -> String {
-    serde_json::to_string(key.as_str()).expect("BUG: every string is valid in JSON")
+/// Returns the key of a request as a JSON string, followed by the field `holder` if it has one.
+pub(super) fn key_and_holder(request: &AcquireRequest) -> String {
+    let quoted =
+        |text: &str| serde_json::to_string(text).expect("BUG: every string is valid in JSON");
+    let mut fields = quoted(request.key().as_str());
+    if let Some(holder) = request.holder() {
+        fields.push_str(",\"holder\":");
+        fields.push_str(&quoted(holder.as_str()));
+    }
+    fields
 }
 
 fn millis(number: f64) -> Option<Timestamp> {
@@ -62,6 +75,23 @@ mod tests {
         assert_eq!(lock.token.get(), 7);
         assert_eq!(lock.acquired_at.as_millis(), 1_794_769_120_208);
         assert_eq!(lock.expires_at.as_millis(), 1_794_769_150_208);
+        assert_eq!(lock.holder, None);
+    }
+
+    #[test]
+    fn a_holder_is_read_and_anything_else_in_its_field_is_ignored() {
+        let record = |holder: &str| {
+            let json = format!(
+                r#"{{"lockId":"WERfqnNu2ScFxRRPeY_ufw","expiresAtMs":2,"acquiredAtMs":1,
+                "key":"k","holder":{holder},"fence":"000000000000007"}}"#
+            );
+            parse(json.as_bytes(), "lookup").expect("a record").holder
+        };
+        let holder = record(r#""web-3\/4211\/sh""#).expect("a holder");
+        assert_eq!(holder.as_str(), "web-3/4211/sh");
+        for other in ["null", "7", "[1]", r#"{"host":"a"}"#, r#""free text""#] {
+            assert_eq!(record(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl RedisBackend {
             Number(ttl_ms),
             Number(TIME_TOLERANCE_MS),
             Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
-            Text(&record::quoted(request.key())),
+            Text(&record::key_and_holder(request)),
             Text(index_key),
             Number(u64::from(entry.is_some())),
         ];

@@ -155,6 +155,8 @@ fn open(path: &Path) -> Result<Connection> {
     }
     if !has_tables {
         create(&mut db)?;
+    } else if !has_holder_column(&db).map_err(failed)? {
+        add_holder_column(&mut db).map_err(failed)?;
     }
     db.pragma_update(None, "synchronous", "FULL").map_err(failed)?;
     // The first process that opens the file reads the whole log, so keep it short for commands that
@@ -186,6 +188,22 @@ fn is_ours(db: &Connection) -> Result<bool> {
             Ok(false)
         }
     }
+}
+
+/// Returns whether locks are stored with their holders.
+fn has_holder_column(db: &Connection) -> rusqlite::Result<bool> {
+    let query = "SELECT count(*) FROM pragma_table_info('syncguard_locks') WHERE name = 'holder'";
+    db.query_row(query, [], |row| row.get(0))
+}
+
+/// Upgrades a file of an earlier release, which continues to work with it, unless another process
+/// has just done so.
+fn add_holder_column(db: &mut Connection) -> rusqlite::Result<()> {
+    let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    if !has_holder_column(&transaction)? {
+        transaction.execute_batch("ALTER TABLE syncguard_locks ADD COLUMN holder TEXT")?;
+    }
+    transaction.commit()
 }
 
 /// Creates the tables, unless another process has created them.

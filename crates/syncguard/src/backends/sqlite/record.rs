@@ -6,6 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use crate::common::clock::{Clock, SystemClock};
 use crate::common::error::{Error, Result as OurResult};
 use crate::common::fence::Fence;
+use crate::common::holder::HolderInfo;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{CLEANUP_GUARD_MS, Timestamp, is_live};
@@ -38,9 +39,10 @@ struct Record {
     fence: i64,
     acquired_at_ms: i64,
     expires_at_ms: i64,
+    holder: Option<String>,
 }
 
-const COLUMNS: &str = "key, lock_id, fence, acquired_at_ms, expires_at_ms";
+const COLUMNS: &str = "key, lock_id, fence, acquired_at_ms, expires_at_ms, holder";
 
 impl Record {
     fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
@@ -50,6 +52,7 @@ impl Record {
             fence: row.get(2)?,
             acquired_at_ms: row.get(3)?,
             expires_at_ms: row.get(4)?,
+            holder: row.get(5)?,
         })
     }
 
@@ -67,15 +70,19 @@ impl Record {
     fn open(self) -> Result<StoredLock> {
         let open = || -> OurResult<StoredLock> {
             let millis = |number| u64::try_from(number).map(Timestamp::from_millis);
+            let lock_id = LockId::parse(&self.lock_id)?;
+            let holder = self.holder.as_deref();
+            let holder = holder.and_then(|text| HolderInfo::parse_tagged(text, &lock_id));
             Ok(StoredLock::new(
                 Key::new(self.key)?,
-                LockId::parse(&self.lock_id)?,
+                lock_id,
                 u64::try_from(self.fence)
                     .map_err(|_| Error::foreign_lock())
                     .and_then(Fence::new)?,
             )
             .acquired_at(millis(self.acquired_at_ms).map_err(|_| Error::foreign_lock())?)
-            .expires_at(millis(self.expires_at_ms).map_err(|_| Error::foreign_lock())?))
+            .expires_at(millis(self.expires_at_ms).map_err(|_| Error::foreign_lock())?)
+            .held_by(holder))
         };
         open().map_err(|_cause| RowError::Refused(Error::foreign_lock()))
     }
@@ -143,7 +150,8 @@ pub(super) fn acquire(db: &Connection, request: &AcquireRequest) -> Result<Acqui
     .execute(params![key.as_str(), integer(fence.get())])?;
     db.prepare_cached(
         "INSERT OR REPLACE INTO syncguard_locks
-           (key, lock_id, fence, acquired_at_ms, expires_at_ms) VALUES (?1, ?2, ?3, ?4, ?5)",
+           (key, lock_id, fence, acquired_at_ms, expires_at_ms, holder)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
     )?
     .execute(params![
         key.as_str(),
@@ -151,6 +159,7 @@ pub(super) fn acquire(db: &Connection, request: &AcquireRequest) -> Result<Acqui
         integer(fence.get()),
         integer(now.as_millis()),
         integer(expires_at.as_millis()),
+        request.holder().map(|holder| holder.tagged(&lock_id)),
     ])?;
     Ok(AcquireOutcome::Acquired(Lease::new(fence, expires_at)))
 }

@@ -5,7 +5,7 @@ use crate::contract::LockBackend;
 use crate::diagnostics::{self, LockInfoRaw};
 
 /// Returns all locks that the store lists, page by page; `None` if the backend cannot list them.
-async fn listed(
+pub(super) async fn listed(
     backend: &impl LockBackend<Fencing = crate::backend::Fenced>,
 ) -> Option<Vec<LockInfoRaw>> {
     let admin = backend.admin()?;

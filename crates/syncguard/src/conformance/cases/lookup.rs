@@ -1,8 +1,17 @@
 //! Lookups, which only read.
 
-use super::{Fixture, acquire, assert_unchanged, dead_edge_ms, fresh_id, fresh_key, planted};
+use std::time::Duration;
+
+use super::inspection::listed;
+use super::{
+    Fixture, LONG, acquire, assert_unchanged, dead_edge_ms, fresh_id, fresh_key, granted, planted,
+    request, ttl,
+};
+use crate::common::holder::HolderInfo;
+use crate::common::time::TIME_TOLERANCE_MS;
 use crate::contract::LockBackend;
-use crate::contract::request::ReleaseRequest;
+use crate::contract::outcome::ExtendOutcome;
+use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::diagnostics;
 
 /// Lookups by key and by id find the same lock.
@@ -53,6 +62,45 @@ pub async fn lookup_results_are_sanitized<F: Fixture>(fixture: &F) {
         assert!(!shown.contains("canary"), "{shown}");
         assert!(!shown.contains(lock_id.expose()), "a lock id was shown");
     }
+}
+
+/// Lookups and lists return the holder of the request that got the lock, through extends and
+/// replays, and never that of an earlier lock.
+pub async fn a_lock_names_its_holder_until_the_next_one<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("holder");
+    let holder = HolderInfo::of_this_process(Some("a \"label\" of / \\ ünïcode"));
+    let named = request(&key).with_holder(Some(holder.clone()));
+    granted(backend.acquire(&named).await.expect("works"));
+    let extend = ExtendRequest::new(named.lock_id(), LONG);
+    assert!(matches!(backend.extend(&extend).await, Ok(ExtendOutcome::Extended(_))));
+    granted(backend.acquire(&named).await.expect("works"));
+    let by_key = diagnostics::get_by_key(&backend, &key).await.expect("works").expect("held");
+    if !fixture.stores_holders() {
+        assert_eq!(by_key.holder, None);
+        return;
+    }
+    assert_eq!(by_key.holder.as_ref(), Some(&holder));
+    let lock_id = named.lock_id();
+    let by_id = diagnostics::get_by_id(&backend, &lock_id).await.expect("works").expect("held");
+    assert_eq!(by_id.holder.as_ref(), Some(&holder));
+    if let Some(listed) = listed(&backend).await {
+        let listed = listed.iter().find(|lock| lock.key == key).expect("listed");
+        assert_eq!(listed.info.holder.as_ref(), Some(&holder));
+    }
+    // A holder that is not named follows: once after a release, once after an expiry.
+    backend.release(&ReleaseRequest::new(lock_id)).await.expect("works");
+    let (nameless, _fence) = acquire(&backend, &key).await;
+    let info = diagnostics::get_by_key(&backend, &key).await.expect("works").expect("held");
+    assert_eq!(info.holder, None);
+    backend.release(&ReleaseRequest::new(nameless)).await.expect("works");
+    let short = AcquireRequest::new(key.clone(), ttl(1)).expect("randomness");
+    let short = short.with_holder(Some(holder));
+    granted(backend.acquire(&short).await.expect("works"));
+    fixture.advance(Duration::from_millis(TIME_TOLERANCE_MS + 100)).await;
+    acquire(&backend, &key).await;
+    let info = diagnostics::get_by_key(&backend, &key).await.expect("works").expect("held");
+    assert_eq!(info.holder, None, "an expired lock leaves its holder behind");
 }
 
 /// A read extends nothing, cleans up nothing and counts nothing.

@@ -5,7 +5,7 @@
 -- counter is therefore only advanced from the value in the snapshot. A dead row is checked once more when
 -- it is overwritten.
 -- $1 key   $2 tolerance in ms   $3 lock id   $4 ttl in ms   $5 largest fence   $6 key of the counter
--- $7 key as the user knows it
+-- $7 key as the user knows it   $8 holder, if the table has the column
 -- returns the fence and expiry if the lock was acquired; otherwise the time, the lock id, fence and expiry
 -- of the stored row, and the counter
 WITH counted AS (
@@ -20,12 +20,12 @@ WITH counted AS (
       AND f.fence >= 0 AND f.fence < $5
   RETURNING fence),
 taken AS (
-  INSERT INTO {locks} AS l (key, lock_id, expires_at_ms, acquired_at_ms, fence, user_key)
-  SELECT $1, $3, now + $4, now, lpad(fence::text, 15, '0'), $7
+  INSERT INTO {locks} AS l (key, lock_id, expires_at_ms, acquired_at_ms, fence, user_key{column})
+  SELECT $1, $3, now + $4, now, lpad(fence::text, 15, '0'), $7{value}
   FROM counted, (SELECT {now} AS now OFFSET 0) AS clock
   ON CONFLICT (key) DO UPDATE SET
     lock_id = excluded.lock_id, expires_at_ms = {now} + $4, acquired_at_ms = {now},
-    fence = excluded.fence, user_key = excluded.user_key
+    fence = excluded.fence, user_key = excluded.user_key{update}
     WHERE l.expires_at_ms <= {now} - $2
   RETURNING fence, expires_at_ms)
 SELECT fence, expires_at_ms, NULL, NULL, NULL, NULL, NULL FROM taken

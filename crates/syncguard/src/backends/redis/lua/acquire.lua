@@ -1,7 +1,7 @@
 -- acquire: take the lock if it is free.
 -- KEYS[1] lock   KEYS[2] index of the lock id   KEYS[3] fence counter
 -- ARGV[1] lock id   ARGV[2] ttl in ms   ARGV[3] tolerance in ms   ARGV[4] storage expiry in ms
--- ARGV[5] user key as JSON   ARGV[6] largest fence   ARGV[7] 1 if WAIT follows
+-- ARGV[5] user key as JSON, then the field holder if any   ARGV[6] largest fence   ARGV[7] 1 if WAIT follows
 -- returns {0, ms until it is free} contended, {1, fence, expiry} granted, {2} already used,
 --         {-1} foreign record, {-2} index entry in use, {-3} counter is not a number,
 --         {-4} counter exhausted

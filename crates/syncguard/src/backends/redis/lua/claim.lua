@@ -2,7 +2,7 @@
 -- while their slot moves; draw and seal follow.
 -- KEYS[1] lock
 -- ARGV[1] lock id   ARGV[2] ttl in ms   ARGV[3] tolerance in ms   ARGV[4] storage expiry in ms
--- ARGV[5] user key as JSON   ARGV[6] index of the lock id   ARGV[7] 1 if it already has an entry
+-- ARGV[5] user key as JSON, then the field holder if any   ARGV[6] index of the lock id   ARGV[7] 1 if it already has an entry
 -- returns {0, ms until it is free} contended, {1, fence, expiry} granted, {2} already used,
 --         {3} try again, {-1} foreign record, {-2} index entry in use
 local now = now_ms()

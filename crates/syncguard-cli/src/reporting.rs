@@ -82,6 +82,18 @@ impl LockBackend for Reporting {
         self.inner.subscribe(key)
     }
 
+    fn watch(&self, key: &Key) -> impl Future<Output = Option<Subscription>> + Send {
+        self.inner.watch(key)
+    }
+
+    fn waiters(&self, key: &Key) -> impl Future<Output = Option<u32>> + Send {
+        self.inner.waiters(key)
+    }
+
+    fn break_note(&self, lock_id: &LockId) -> impl Future<Output = Option<BreakNote>> + Send {
+        self.inner.break_note(lock_id)
+    }
+
     fn quiesce(&self) -> impl Future<Output = ()> + Send {
         self.inner.quiesce()
     }

@@ -21,6 +21,7 @@
 //! ```
 
 use crate::common::error::Result;
+use crate::common::holder::{BreakNote, HolderInfo};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::contract::LockBackend;
@@ -30,13 +31,15 @@ use crate::contract::request::{Hint, ReleaseRequest};
 pub use crate::connect::explain_key;
 pub use crate::contract::stored_lock::{LockInfo, LockInfoRaw};
 
-/// Returns the live lock of a key, sanitized.
+/// Returns the live lock of a key, sanitized, with its holder and the number of its waiters where
+/// the store knows them.
 ///
 /// # Cancel safety
 ///
 /// You can drop this future at any time; it only reads.
 pub async fn get_by_key(backend: &impl LockBackend, key: &Key) -> Result<Option<LockInfo>> {
-    Ok(backend.lookup_key(key).await?.map(Into::into))
+    let Some(stored) = backend.lookup_key(key).await? else { return Ok(None) };
+    Ok(Some(LockInfo { waiters: backend.waiters(key).await, ..stored.into() }))
 }
 
 /// Returns the live lock that an id holds, sanitized.
@@ -82,8 +85,9 @@ pub async fn owns(backend: &impl LockBackend, lock_id: &LockId) -> Result<bool> 
 /// Breaks a lock: releases it if its holder is still the one in `shown`. Returns `false` if the
 /// lock has changed hands or is free.
 ///
-/// The holder is not notified. Its guard notices at its next renewal; until then the holder
-/// continues without a lock. The fence protects against its writes.
+/// The guard of the holder notices at its next renewal, or at once where the store sends
+/// notifications; until then the holder continues without a lock. The fence protects against its
+/// writes. [`break_lock_with`] leaves a note for the holder.
 ///
 /// ```
 /// use syncguard::{Key, Locker, MemoryBackend, diagnostics};
@@ -103,7 +107,25 @@ pub async fn owns(backend: &impl LockBackend, lock_id: &LockId) -> Result<bool> 
 ///
 /// If you drop this future before it completes, the lock may or may not be released.
 pub async fn break_lock(backend: &impl LockBackend, shown: &LockInfoRaw) -> Result<bool> {
+    let by = HolderInfo::of_this_process(None);
+    break_lock_with(backend, shown, BreakNote::new(Some(by), None)).await
+}
+
+/// Breaks a lock as [`break_lock`] does, with a note of who does it and why. The guard of the
+/// holder ends with [`LostReason::Broken`](crate::LostReason::Broken), on every backend except
+/// Firestore; on PostgreSQL only if the guard is renewed and the connection is not through a pooler.
+///
+/// # Cancel safety
+///
+/// If you drop this future before it completes, the lock may or may not be released.
+pub async fn break_lock_with(
+    backend: &impl LockBackend,
+    shown: &LockInfoRaw,
+    note: BreakNote,
+) -> Result<bool> {
     // A lock id is never used twice, so this releases the lock in `shown` or nothing.
-    let release = ReleaseRequest::new(shown.lock_id).with_hint(Hint::key(shown.key.clone()));
+    let release = ReleaseRequest::new(shown.lock_id)
+        .with_hint(Hint::key(shown.key.clone()))
+        .with_break_note(note);
     Ok(backend.release(&release).await? == ReleaseOutcome::Released)
 }

@@ -28,6 +28,7 @@ use tokio::time::Instant;
 use crate::backends::memory::{MemoryBackend, MemoryConfig};
 use crate::common::clock::Clock;
 use crate::common::error::{Error, ErrorCode, Result};
+use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::Timestamp;
@@ -171,6 +172,18 @@ impl<B: LockBackend> LockBackend for Faulty<B> {
 
     async fn subscribe(&self, key: &Key) -> Option<Subscription> {
         self.inner.subscribe(key).await
+    }
+
+    async fn watch(&self, key: &Key) -> Option<Subscription> {
+        self.inner.watch(key).await
+    }
+
+    async fn waiters(&self, key: &Key) -> Option<u32> {
+        self.inner.waiters(key).await
+    }
+
+    async fn break_note(&self, lock_id: &LockId) -> Option<BreakNote> {
+        self.inner.break_note(lock_id).await
     }
 
     async fn quiesce(&self) {

@@ -56,6 +56,10 @@ fn now_ms() -> i64 {
 impl Fixture for FirestoreFixture {
     type Backend = FirestoreBackend;
 
+    fn passes_break_notes_on(&self) -> bool {
+        false
+    }
+
     async fn backend(&self) -> FirestoreBackend {
         FirestoreBackend::connect(self.config.clone()).await.expect("connects")
     }

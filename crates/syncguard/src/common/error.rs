@@ -5,6 +5,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
+use super::holder::HolderInfo;
 use super::key::Key;
 use super::lock_id::LockId;
 use super::lost_reason::LostReason;
@@ -123,11 +124,12 @@ struct Inner {
     backend: Option<&'static str>,
     key: Option<Key>,
     lock_id: Option<LockId>,
+    holder: Option<HolderInfo>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
 /// Distinguishes errors with the code [`ErrorCode::Aborted`].
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 enum AbortReason {
     Canceled,
     ShutDown,
@@ -152,6 +154,7 @@ impl Error {
             backend: None,
             key: None,
             lock_id: None,
+            holder: None,
             source: None,
         }))
     }
@@ -227,6 +230,13 @@ impl Error {
         self
     }
 
+    /// Adds who held the lock. It is not part of the message.
+    #[must_use]
+    pub(crate) fn with_holder(mut self, holder: Option<HolderInfo>) -> Self {
+        self.0.holder = holder;
+        self
+    }
+
     /// Adds the backend and the operation that failed.
     #[must_use]
     pub fn with_operation(mut self, backend: &'static str, operation: &'static str) -> Self {
@@ -273,8 +283,8 @@ impl Error {
     /// Returns why the lock was lost, if work was stopped because of that.
     #[must_use]
     pub fn lost(&self) -> Option<LostReason> {
-        match self.0.abort_reason {
-            Some(AbortReason::Lost(reason)) => Some(reason),
+        match &self.0.abort_reason {
+            Some(AbortReason::Lost(reason)) => Some(reason.clone()),
             _ => None,
         }
     }
@@ -309,6 +319,13 @@ impl Error {
     #[must_use]
     pub fn lock_id(&self) -> Option<LockId> {
         self.0.lock_id
+    }
+
+    /// Returns who held the lock when an [`ErrorCode::AcquisitionTimeout`] ended the wait for it, if
+    /// that is known. For display only.
+    #[must_use]
+    pub fn holder(&self) -> Option<&HolderInfo> {
+        self.0.holder.as_ref()
     }
 
     /// Returns the operation that failed (`"acquire"`, `"release"`, …), if it is known.
@@ -354,6 +371,7 @@ impl fmt::Debug for Error {
             .field("operation", &self.0.operation)
             .field("key", &self.0.key)
             .field("lock_id", &self.0.lock_id)
+            .field("holder", &self.0.holder)
             .field("source", &self.0.source)
             .finish()
     }

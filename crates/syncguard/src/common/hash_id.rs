@@ -48,6 +48,16 @@ impl HashId {
         Self(digits)
     }
 
+    /// Parses 24 lowercase hexadecimal digits.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let digits: [u8; 24] = text.as_bytes().try_into().ok()?;
+        digits
+            .iter()
+            .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+            .then_some(Self(digits))
+    }
+
     /// Returns the 24 digits.
     #[must_use]
     pub fn as_str(&self) -> &str {

@@ -2,9 +2,12 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::sync::Arc;
+
+use super::holder::{BreakNote, HolderInfo};
 
 /// Why a guard no longer holds its lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LostReason {
     /// The lock expired and nothing extended it.
@@ -14,6 +17,14 @@ pub enum LostReason {
     Expiring,
     /// The store reports that another process or no process holds the lock.
     NotHeld,
+    /// Another process broke the lock. It is [`NotHeld`](Self::NotHeld) where the store cannot pass
+    /// that on.
+    Broken {
+        /// Who broke it.
+        by: Option<HolderInfo>,
+        /// Why, in the words of whoever broke it.
+        reason: Option<Arc<str>>,
+    },
     /// The store could not be reached to extend the lock before it expired.
     Unreachable,
     /// The guard was released, dropped or detached. This is not a loss: it was on purpose.
@@ -23,11 +34,12 @@ pub enum LostReason {
 impl LostReason {
     /// Returns a word for logs and labels.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Expired => "expired",
             Self::Expiring => "expiring",
             Self::NotHeld => "not-held",
+            Self::Broken { .. } => "broken",
             Self::Unreachable => "unreachable",
             Self::Released => "released",
         }
@@ -37,12 +49,26 @@ impl LostReason {
 impl fmt::Display for LostReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Broken { .. } => "the lock was broken",
             Self::Expired => "the lock expired",
             Self::Expiring => "the lock is about to expire and could not be renewed",
             Self::NotHeld => "the store reports that the lock is not held",
             Self::Unreachable => "the store could not be reached before the lock expired",
             Self::Released => "the guard released the lock",
-        })
+        })?;
+        if let Self::Broken { by: Some(by), .. } = self {
+            write!(f, " by {by}")?;
+        }
+        match self {
+            Self::Broken { reason: Some(reason), .. } => write!(f, ": {reason}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl From<BreakNote> for LostReason {
+    fn from(note: BreakNote) -> Self {
+        Self::Broken { by: note.by, reason: note.reason }
     }
 }
 

@@ -61,6 +61,11 @@ pub trait Fixture: Send + Sync + 'static {
         true
     }
 
+    /// Returns whether a holder learns who broke its lock, where it learns of the break at once.
+    fn passes_break_notes_on(&self) -> bool {
+        true
+    }
+
     /// Restarts the store as after a crash. Returns `false` if nothing is meant to survive that.
     fn restart(&self) -> impl Future<Output = bool> + Send {
         ready(false)
@@ -150,6 +155,10 @@ where
 
     fn stores_holders(&self) -> bool {
         self.inner.stores_holders()
+    }
+
+    fn passes_break_notes_on(&self) -> bool {
+        self.inner.passes_break_notes_on()
     }
 
     async fn restart(&self) -> bool {

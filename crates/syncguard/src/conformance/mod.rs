@@ -85,6 +85,7 @@ macro_rules! conformance_tests {
             lookup::reads_change_nothing
             inspection::live_locks_are_listed_and_nothing_else
             inspection::a_break_deletes_only_the_lock_that_was_shown
+            inspection::a_broken_lock_is_lost_at_once_with_who_and_why
             keys::odd_keys_are_locks_like_any_other
             keys::long_keys_are_locks_like_any_other
             keys::both_unicode_forms_are_one_lock
@@ -109,6 +110,7 @@ macro_rules! conformance_tests {
             wake::a_notification_carries_the_age_of_the_holder
             wake::a_waiter_gets_the_lock_without_polling
             wake::a_crashed_holder_is_taken_over_when_its_lock_is_dead
+            wake::waiters_are_counted_and_watchers_are_not
             trouble::a_corrupt_record_is_an_internal_error_and_stays
             trouble::an_error_names_backend_operation_and_key
             history::random_histories_match_the_model

@@ -5,6 +5,7 @@ use tokio::task::yield_now;
 use std::sync::Arc;
 
 use crate::common::error::Result;
+use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::contract::LockBackend;
@@ -72,6 +73,18 @@ impl<B: LockBackend> LockBackend for Yielding<B> {
 
     async fn subscribe(&self, key: &Key) -> Option<Subscription> {
         slowly(self.0.subscribe(key)).await
+    }
+
+    async fn watch(&self, key: &Key) -> Option<Subscription> {
+        slowly(self.0.watch(key)).await
+    }
+
+    async fn waiters(&self, key: &Key) -> Option<u32> {
+        slowly(self.0.waiters(key)).await
+    }
+
+    async fn break_note(&self, lock_id: &LockId) -> Option<BreakNote> {
+        slowly(self.0.break_note(lock_id)).await
     }
 
     async fn quiesce(&self) {

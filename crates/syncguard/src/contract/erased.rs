@@ -13,6 +13,7 @@ use super::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 use super::stored_lock::StoredLock;
 use crate::common::error::Result;
 use crate::common::fence::{Fenced, Fencing};
+use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 
@@ -30,6 +31,9 @@ trait DynLockBackend<F: Fencing>: fmt::Debug + Send + Sync + 'static {
     fn lookup_id<'a>(&'a self, lock_id: &'a LockId)
     -> BoxFuture<'a, Result<Option<StoredLock<F>>>>;
     fn subscribe<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Option<Subscription>>;
+    fn watch<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Option<Subscription>>;
+    fn waiters<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Option<u32>>;
+    fn break_note<'a>(&'a self, lock_id: &'a LockId) -> BoxFuture<'a, Option<BreakNote>>;
     fn quiesce(&self) -> BoxFuture<'_, ()>;
     fn admin(&self) -> Option<Arc<dyn Admin>>;
 }
@@ -74,6 +78,18 @@ impl<B: LockBackend> DynLockBackend<B::Fencing> for B {
 
     fn subscribe<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Option<Subscription>> {
         Box::pin(LockBackend::subscribe(self, key))
+    }
+
+    fn watch<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Option<Subscription>> {
+        Box::pin(LockBackend::watch(self, key))
+    }
+
+    fn waiters<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Option<u32>> {
+        Box::pin(LockBackend::waiters(self, key))
+    }
+
+    fn break_note<'a>(&'a self, lock_id: &'a LockId) -> BoxFuture<'a, Option<BreakNote>> {
+        Box::pin(LockBackend::break_note(self, lock_id))
     }
 
     fn quiesce(&self) -> BoxFuture<'_, ()> {
@@ -156,6 +172,18 @@ impl<F: Fencing> LockBackend for AnyBackend<F> {
 
     async fn subscribe(&self, key: &Key) -> Option<Subscription> {
         self.0.subscribe(key).await
+    }
+
+    async fn watch(&self, key: &Key) -> Option<Subscription> {
+        self.0.watch(key).await
+    }
+
+    async fn waiters(&self, key: &Key) -> Option<u32> {
+        self.0.waiters(key).await
+    }
+
+    async fn break_note(&self, lock_id: &LockId) -> Option<BreakNote> {
+        self.0.break_note(lock_id).await
     }
 
     async fn quiesce(&self) {

@@ -13,8 +13,8 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::listener_handle::{Command, ListenerHandle};
-use super::notifier::{Notifier, Subscription};
+use super::listener_handle::{Command, Interest, ListenerHandle, Notifiers};
+use super::notifier::Subscription;
 use crate::common::backoff::reconnect_delay;
 use crate::common::error::Result;
 use crate::common::key::Key;
@@ -31,8 +31,8 @@ pub(crate) trait Transport: Send + Sync + 'static {
     /// A connection that receives notifications. Dropping it closes it.
     type Connection: Send;
 
-    /// Returns the name under which the server notifies of a key.
-    fn topic(&self, key: &Key) -> Result<String>;
+    /// Returns the name under which the server notifies of a key. It differs between interests.
+    fn topic(&self, key: &Key, interest: Interest) -> Result<String>;
 
     /// Returns how long each of the calls below may take, except [`connect`](Self::connect), which
     /// has its own limits.
@@ -75,6 +75,7 @@ pub(crate) struct Topic {
         expect(dead_code, reason = "the Redis transport needs only the name")
     )]
     pub(crate) key: Key,
+    pub(crate) interest: Interest,
 }
 
 /// Why a call of a [`Transport`] failed.
@@ -101,7 +102,7 @@ impl Listener {
         let (lost, losses) = mpsc::unbounded_channel();
         let timeout = transport.timeout();
         let shared = Arc::new(ListenerShared {
-            notifier: handle.notifier().clone(),
+            notifiers: handle.notifiers().clone(),
             keys: Mutex::default(),
             current: AtomicU64::new(NONE),
         });
@@ -125,14 +126,15 @@ impl Listener {
     /// # Cancel safety
     ///
     /// If you drop this future, no subscription is left behind.
-    pub(crate) async fn subscribe(&self, key: &Key) -> Option<Subscription> {
-        tokio::time::timeout(self.timeout, self.handle.subscribe(key)).await.ok().flatten()
+    pub(crate) async fn subscribe(&self, key: &Key, interest: Interest) -> Option<Subscription> {
+        let subscribing = self.handle.subscribe(key, interest);
+        tokio::time::timeout(self.timeout, subscribing).await.ok().flatten()
     }
 
     /// Whether a waiter is subscribed to a key.
     #[cfg(feature = "postgres")]
     pub(crate) fn is_awaited(&self, key: &Key) -> bool {
-        self.handle.notifier().is_awaited(key)
+        self.handle.notifiers().releases.is_awaited(key)
     }
 }
 
@@ -141,15 +143,15 @@ const NONE: u64 = 0;
 
 #[derive(Debug)]
 struct ListenerShared {
-    notifier: Notifier,
-    /// The key of each topic. Only the task changes it.
-    keys: Mutex<HashMap<String, Key>>,
+    notifiers: Notifiers,
+    /// The key and the interest of each topic. Only the task changes it.
+    keys: Mutex<HashMap<String, (Key, Interest)>>,
     /// The generation of the connection that may report.
     current: AtomicU64,
 }
 
 impl ListenerShared {
-    fn keys(&self) -> MutexGuard<'_, HashMap<String, Key>> {
+    fn keys(&self) -> MutexGuard<'_, HashMap<String, (Key, Interest)>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -163,10 +165,11 @@ pub(crate) struct Reports {
 }
 
 impl Reports {
-    /// Reports that the lock of a topic may be free. Its holder began to wait `holder_age` ago.
+    /// Reports a release, whose holder began to wait `holder_age` ago, or another change of the lock
+    /// of a topic.
     pub(crate) fn notify(&self, topic: &str, holder_age: Option<Duration>) {
-        if let Some(key) = self.key(topic) {
-            self.shared.notifier.notify(&key, holder_age);
+        if let Some((key, interest)) = self.key(topic) {
+            self.shared.notifiers.of(interest).notify(&key, holder_age);
         }
     }
 
@@ -182,7 +185,7 @@ impl Reports {
         self.key(topic).is_some()
     }
 
-    fn key(&self, topic: &str) -> Option<Key> {
+    fn key(&self, topic: &str) -> Option<(Key, Interest)> {
         if self.generation != self.shared.current.load(Ordering::SeqCst) {
             return None;
         }
@@ -222,10 +225,10 @@ impl<T: Transport> ListenerTask<T> {
             tokio::select! {
                 command = commands.recv() => match command {
                     None => return,
-                    Some(Command::Subscribe { key, confirmed }) => {
-                        self.subscribe(key, confirmed).await;
+                    Some(Command::Subscribe { key, interest, confirmed }) => {
+                        self.subscribe(key, interest, confirmed).await;
                     }
-                    Some(Command::Idle { key }) => self.unsubscribe(&key).await,
+                    Some(Command::Idle { key, interest }) => self.unsubscribe(&key, interest).await,
                 },
                 // A replaced connection may report its end at any later time.
                 Some(generation) = losses.recv() => {
@@ -243,10 +246,10 @@ impl<T: Transport> ListenerTask<T> {
         }
     }
 
-    async fn subscribe(&mut self, key: Key, confirmed: oneshot::Sender<bool>) {
+    async fn subscribe(&mut self, key: Key, interest: Interest, confirmed: oneshot::Sender<bool>) {
         // The key is invalid for this backend; the acquire reports the error.
-        let Ok(name) = self.transport.topic(&key) else { return };
-        let is_known = self.shared.keys().insert(name.clone(), key.clone()).is_some();
+        let Ok(name) = self.transport.topic(&key, interest) else { return };
+        let is_known = self.shared.keys().insert(name.clone(), (key.clone(), interest)).is_some();
         let Some(open) = &mut self.connection else {
             self.waiting.push(confirmed);
             return;
@@ -254,7 +257,7 @@ impl<T: Transport> ListenerTask<T> {
         let subscribed = if is_known {
             Ok(())
         } else {
-            let topics = [Topic { name: name.clone(), key }];
+            let topics = [Topic { name: name.clone(), key, interest }];
             let subscribing = self.transport.subscribe(&mut open.inner, &topics);
             within(self.transport.timeout(), subscribing).await
         };
@@ -272,16 +275,16 @@ impl<T: Transport> ListenerTask<T> {
         }
     }
 
-    async fn unsubscribe(&mut self, key: &Key) {
-        if self.shared.notifier.is_awaited(key) {
+    async fn unsubscribe(&mut self, key: &Key, interest: Interest) {
+        if self.shared.notifiers.of(interest).is_awaited(key) {
             return;
         }
-        let Ok(name) = self.transport.topic(key) else { return };
+        let Ok(name) = self.transport.topic(key, interest) else { return };
         if self.shared.keys().remove(&name).is_none() {
             return;
         }
         if let Some(open) = &mut self.connection {
-            let topic = Topic { name, key: key.clone() };
+            let topic = Topic { name, key: key.clone(), interest };
             let unsubscribing = self.transport.unsubscribe(&mut open.inner, &topic);
             // If this is refused, the extra subscription only costs messages.
             if within(self.transport.timeout(), unsubscribing).await == Err(Failure::Lost) {
@@ -317,7 +320,7 @@ impl<T: Transport> ListenerTask<T> {
                 let since = Instant::now();
                 self.connection = Some(Open { inner, since });
                 self.next_at = since + PING_INTERVAL;
-                self.shared.notifier.set_working(true);
+                self.shared.notifiers.set_working(true);
             }
             Err(_failure) => self.lose(),
         }
@@ -330,8 +333,11 @@ impl<T: Transport> ListenerTask<T> {
         let mut connection = self.transport.connect(reports).await?;
         let topics: Vec<Topic> = {
             let keys = self.shared.keys();
-            let topic =
-                |(name, key): (&String, &Key)| Topic { name: name.clone(), key: key.clone() };
+            let topic = |(name, (key, interest)): (&String, &(Key, Interest))| Topic {
+                name: name.clone(),
+                key: key.clone(),
+                interest: *interest,
+            };
             keys.iter().map(topic).collect()
         };
         self.transport.subscribe(&mut connection, &topics).await?;
@@ -343,7 +349,7 @@ impl<T: Transport> ListenerTask<T> {
     fn lose(&mut self) {
         // First, so that the end of this connection is not taken for the end of the next one.
         self.shared.current.store(NONE, Ordering::SeqCst);
-        self.shared.notifier.set_working(false);
+        self.shared.notifiers.set_working(false);
         let has_lasted = self.connection.take().is_some_and(|open| open.since.elapsed() >= LASTED);
         self.failures = if has_lasted { 0 } else { self.failures.saturating_add(1) };
         self.next_at = Instant::now() + reconnect_delay(self.failures);
@@ -409,7 +415,7 @@ mod tests {
     impl Transport for FakeTransport {
         type Connection = ();
 
-        fn topic(&self, key: &Key) -> Result<String> {
+        fn topic(&self, key: &Key, _interest: Interest) -> Result<String> {
             Ok(key.as_str().to_owned())
         }
 
@@ -455,9 +461,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_replaced_connection_cannot_end_the_next_one() {
         let (listener, server) = start();
-        let first = listener.subscribe(&key("first")).await.expect("works");
+        let first = listener.subscribe(&key("first"), Interest::Release).await.expect("works");
         server.loses_next.store(true, Ordering::SeqCst);
-        let mut second = listener.subscribe(&key("second")).await.expect("connected again");
+        let mut second =
+            listener.subscribe(&key("second"), Interest::Release).await.expect("connected again");
         assert_eq!(server.opened(), 2);
         // The driver of the old connection notices its end only now.
         server.reports(0).lost();
@@ -477,7 +484,7 @@ mod tests {
     async fn connections_that_do_not_last_are_reopened_with_back_off() {
         let (listener, server) = start();
         server.hangs_up.store(true, Ordering::SeqCst);
-        let _waiting = listener.subscribe(&key("k")).await;
+        let _waiting = listener.subscribe(&key("k"), Interest::Release).await;
         tokio::time::sleep(Duration::from_mins(1)).await;
         let opened = server.opened();
         assert!((20..400).contains(&opened), "{opened} connections in a minute");
@@ -486,7 +493,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_lasted_is_replaced_at_once() {
         let (listener, server) = start();
-        let waiting = listener.subscribe(&key("k")).await.expect("works");
+        let waiting = listener.subscribe(&key("k"), Interest::Release).await.expect("works");
         for round in 1..20 {
             tokio::time::sleep(LASTED + Duration::from_secs(1)).await;
             server.reports(round - 1).lost();
@@ -499,11 +506,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_refused_subscription_keeps_the_connection_open_for_others() {
         let (listener, server) = start();
-        let first = listener.subscribe(&key("first")).await.expect("works");
+        let first = listener.subscribe(&key("first"), Interest::Release).await.expect("works");
         server.refuses_next.store(true, Ordering::SeqCst);
-        assert!(listener.subscribe(&key("second")).await.is_none());
+        assert!(listener.subscribe(&key("second"), Interest::Release).await.is_none());
         assert!(first.is_working());
-        assert!(listener.subscribe(&key("second")).await.is_some(), "it may be tried again");
+        assert!(
+            listener.subscribe(&key("second"), Interest::Release).await.is_some(),
+            "it may be tried again"
+        );
         assert_eq!(server.opened(), 1);
     }
 }

@@ -1,6 +1,7 @@
 //! Ring 2: the contract that every backend implements.
 
 pub(crate) mod admin;
+pub(crate) mod break_notes;
 pub(crate) mod callback_queue;
 pub(crate) mod capabilities;
 pub(crate) mod erased;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 
 use crate::common::error::Result;
 use crate::common::fence::Fencing;
+use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use admin::Admin;
@@ -159,6 +161,45 @@ pub trait LockBackend: fmt::Debug + Send + Sync + 'static {
         ready(None)
     }
 
+    /// Subscribes to changes of hands: the lock of `key` may have been released, broken, taken over
+    /// or deleted. Returns `None` if the backend does not support it, or cannot subscribe at the
+    /// moment.
+    ///
+    /// The holder of a lock uses it to notice a loss at once. When this returns, the subscription
+    /// is active, so a holder subscribes first, then looks. A notification proves nothing, and a
+    /// missed one only costs time: the holder also notices at its next renewal. Unlike
+    /// [`subscribe`](Self::subscribe), it does not count as waiting.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call leaves no subscription behind.
+    #[expect(unused_variables, reason = "the name is documentation")]
+    fn watch(&self, key: &Key) -> impl Future<Output = Option<Subscription>> + Send {
+        ready(None)
+    }
+
+    /// Returns how many processes wait for the lock of `key`, if the store knows that without much
+    /// work. For display only.
+    ///
+    /// # Cancel safety
+    ///
+    /// You can drop this future at any time; it only reads.
+    #[expect(unused_variables, reason = "the name is documentation")]
+    fn waiters(&self, key: &Key) -> impl Future<Output = Option<u32>> + Send {
+        ready(None)
+    }
+
+    /// Returns who broke the lock that `lock_id` held and why, if a
+    /// [break](ReleaseRequest::with_break_note) left a note. Notes are kept for a minute or longer.
+    ///
+    /// # Cancel safety
+    ///
+    /// You can drop this future at any time; it only reads.
+    #[expect(unused_variables, reason = "the name is documentation")]
+    fn break_note(&self, lock_id: &LockId) -> impl Future<Output = Option<BreakNote>> + Send {
+        ready(None)
+    }
+
     /// Waits for the work that this backend does in the background after an operation has returned:
     /// notifications of releases and cleanups.
     ///
@@ -229,6 +270,18 @@ impl<B: LockBackend> LockBackend for Arc<B> {
 
     fn subscribe(&self, key: &Key) -> impl Future<Output = Option<Subscription>> + Send {
         B::subscribe(self, key)
+    }
+
+    fn watch(&self, key: &Key) -> impl Future<Output = Option<Subscription>> + Send {
+        B::watch(self, key)
+    }
+
+    fn waiters(&self, key: &Key) -> impl Future<Output = Option<u32>> + Send {
+        B::waiters(self, key)
+    }
+
+    fn break_note(&self, lock_id: &LockId) -> impl Future<Output = Option<BreakNote>> + Send {
+        B::break_note(self, lock_id)
     }
 
     fn quiesce(&self) -> impl Future<Output = ()> + Send {

@@ -144,6 +144,13 @@ impl Notifier {
         Self { topics: Arc::new(Topics { on_idle, ..Topics::default() }) }
     }
 
+    /// Returns how many subscriptions to `key` there are.
+    #[must_use]
+    pub fn subscribers(&self, key: &Key) -> u32 {
+        let count = self.topics.lock().get(key).map_or(0, watch::Sender::receiver_count);
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
     /// Returns whether `key` has a waiter.
     #[must_use]
     pub fn is_awaited(&self, key: &Key) -> bool {

@@ -71,7 +71,7 @@ impl SentExtend {
 }
 
 /// What to do next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// The lease is over.
     Over,
@@ -84,7 +84,7 @@ pub(super) enum Step {
 }
 
 /// Whether an extend may be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum BeginExtend {
     /// Send it.
     Send(SentExtend),
@@ -95,12 +95,12 @@ pub(super) enum BeginExtend {
 }
 
 /// How an extend ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ExtendAnswer {
     /// The store has set the new expiry.
     Extended,
-    /// The store reports that the lock is not held.
-    NotHeld,
+    /// The store reports that the lock is not held, for this reason.
+    NotHeld(LostReason),
     /// It failed without effect.
     Refused,
     /// It is unknown whether it took effect, or will.
@@ -108,7 +108,7 @@ pub(super) enum ExtendAnswer {
 }
 
 /// What follows from the answer to an extend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum AfterExtend {
     /// Nothing more to do.
     Noted,
@@ -166,7 +166,7 @@ impl LeaseState {
 
     /// Returns why the lease is over, or `None` while the lock is held.
     pub(super) fn end(&self) -> Option<LostReason> {
-        self.lost.or(self.let_go_at.map(|_at| LostReason::Released))
+        self.lost.clone().or(self.let_go_at.map(|_at| LostReason::Released))
     }
 
     /// Returns when the guard let go.
@@ -176,7 +176,7 @@ impl LeaseState {
 
     /// Returns whether the store may have granted the lock to another holder.
     pub(super) fn is_lost(&self) -> bool {
-        self.lost.is_some_and(|reason| reason != LostReason::Expiring)
+        self.lost.as_ref().is_some_and(|reason| *reason != LostReason::Expiring)
     }
 
     /// Returns when the loss is signaled unless an extend is confirmed first.
@@ -190,7 +190,7 @@ impl LeaseState {
             return None;
         }
         self.lost = Some(reason);
-        self.lost
+        self.lost.clone()
     }
 
     /// Marks the lock as lost if its time is over.
@@ -232,6 +232,13 @@ impl LeaseState {
             None => renewal.ttl,
         };
         Step::Renew(self.send(ttl, now, true))
+    }
+
+    /// Makes the next renewal due now, because the lock may be lost.
+    pub(super) fn hurry(&mut self, now: LocalInstant) {
+        if let Some(renewal) = &mut self.renewal {
+            renewal.next_at = renewal.next_at.min(now);
+        }
     }
 
     /// Begins a requested extend, unless the lease is over or another one is in progress.
@@ -283,7 +290,7 @@ impl LeaseState {
             // Checked while this extend still bounds the lease.
             let is_too_late = now >= self.believed_until();
             let lost = if is_too_late { self.expire(now) } else { None };
-            self.close(sent, answer, now);
+            self.close(sent, &answer, now);
             if let Some(reason) = lost {
                 return match answer {
                     ExtendAnswer::Extended => AfterExtend::ReleaseIt(Some(reason)),
@@ -292,11 +299,11 @@ impl LeaseState {
             }
         }
         match answer {
-            ExtendAnswer::NotHeld => match self.lose(LostReason::NotHeld) {
+            ExtendAnswer::NotHeld(reason) => match self.lose(reason) {
                 Some(reason) => AfterExtend::Lost(reason),
                 None => AfterExtend::Noted,
             },
-            ExtendAnswer::Extended => match self.lost {
+            ExtendAnswer::Extended => match &self.lost {
                 // The work is stopping while the lock is still held; the guard releases it.
                 None | Some(LostReason::Expiring) => AfterExtend::Noted,
                 Some(_) if self.let_go_at.is_some() => AfterExtend::Noted,
@@ -307,7 +314,7 @@ impl LeaseState {
     }
 
     /// Closes the extend in progress.
-    fn close(&mut self, sent: SentExtend, answer: ExtendAnswer, now: LocalInstant) {
+    fn close(&mut self, sent: SentExtend, answer: &ExtendAnswer, now: LocalInstant) {
         self.open = None;
         match answer {
             ExtendAnswer::Extended => {
@@ -327,7 +334,7 @@ impl LeaseState {
                 }
             }
             ExtendAnswer::Unknown | ExtendAnswer::Refused => {
-                if answer == ExtendAnswer::Unknown {
+                if *answer == ExtendAnswer::Unknown {
                     let ttl = sent.ttl.as_duration();
                     self.unknown_until = Some(earliest(self.unknown_until, sent.until()));
                     self.shortest_unknown = Some(earliest(self.shortest_unknown, ttl));
@@ -337,7 +344,7 @@ impl LeaseState {
                     renewal.next_at = now + pause_after_error(renewal.ttl.as_duration());
                 }
             }
-            ExtendAnswer::NotHeld => {}
+            ExtendAnswer::NotHeld(_) => {}
         }
     }
 
@@ -362,7 +369,7 @@ impl LeaseState {
 }
 
 /// The result of letting go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LetGo {
     pub(super) is_first: bool,
     pub(super) lost: Option<LostReason>,
@@ -547,7 +554,7 @@ mod tests {
                 applied.stored_until = world.now + units;
                 ExtendAnswer::Extended
             } else {
-                ExtendAnswer::NotHeld
+                ExtendAnswer::NotHeld(LostReason::NotHeld)
             };
             // Applied, with an answer that has not come yet, and with one that comes at once.
             next.push(applied.clone());

@@ -1,7 +1,9 @@
 //! The task of a lease: renews it and detects its loss.
 
+use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::lease_state::Step;
 use super::shared_lease::SharedLease;
@@ -15,7 +17,16 @@ use crate::contract::LockBackend;
 pub(super) fn start<B: LockBackend>(lease: &Arc<SharedLease<B>>) {
     if lease.end().is_none() && lease.claim_task() {
         let task = LeaseTask(Arc::clone(lease));
-        lease.context.engine.background.spawn_untracked(async move { task.run().await });
+        lease.context.engine.background.spawn_untracked(async move {
+            if task.0.context.options.renew {
+                tokio::select! {
+                    () = task.run() => {}
+                    never = task.watch() => match never {},
+                }
+            } else {
+                task.run().await;
+            }
+        });
     }
 }
 
@@ -47,6 +58,42 @@ impl<B: LockBackend> LeaseTask<B> {
                         );
                     }
                 }
+            }
+        }
+    }
+}
+
+impl<B: LockBackend> LeaseTask<B> {
+    /// Watches the lock in the store, where that is possible, and asks for it at once when it may be
+    /// lost. Without this, a lock that was taken away is noticed at the next renewal.
+    async fn watch(&self) -> Infallible {
+        /// Most locks are released sooner and cost no subscription.
+        const AFTER: Duration = Duration::from_millis(100);
+        /// The least and the longest time from one look to the next. The time doubles while nothing
+        /// is found, because on some stores several keys share their notifications.
+        const PAUSE: Duration = Duration::from_millis(20);
+        const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+        /// When to try again after a subscription that failed.
+        const AGAIN: Duration = Duration::from_secs(10);
+        let lease = &self.0;
+        let (ticker, backend) = (&lease.context.engine.ticker, &lease.context.engine.backend);
+        ticker.sleep(AFTER).await;
+        loop {
+            let Some(mut changes) = backend.watch(&lease.key).await else {
+                ticker.sleep(AGAIN).await;
+                continue;
+            };
+            let mut pause = PAUSE;
+            loop {
+                // The first look is for what happened before the subscription.
+                if matches!(backend.lookup_id(&lease.lock_id).await, Ok(None)) {
+                    lease.suspect_loss();
+                }
+                let looked_at = ticker.now();
+                ticker.sleep(pause).await;
+                changes.notified().await;
+                let is_quiet = ticker.now().since(looked_at) > LONGEST_PAUSE;
+                pause = if is_quiet { PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
             }
         }
     }

@@ -20,6 +20,7 @@ use super::release_errors::{ReleaseContext, ReleaseSource};
 use super::wait_queue::{LocalHolder, is_worth_order};
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::fence::{Fence, Fencing};
+use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::lost_reason::LostReason;
@@ -170,8 +171,8 @@ impl<B: LockBackend> SharedLease<B> {
     /// Returns what is due now, after reporting a loss.
     pub(super) fn next(&self) -> Step {
         let step = self.inner().state.next(self.now());
-        if let Step::Lost(reason) = step {
-            self.tell_loss(reason);
+        if let Step::Lost(reason) = &step {
+            self.tell_loss(reason.clone());
         }
         step
     }
@@ -315,12 +316,9 @@ impl<B: LockBackend> SharedLease<B> {
             // The backend gives up first, and can then abandon a dead connection.
             .answer_within(sent.limit().mul_f64(0.9));
         let lease = Arc::clone(self);
-        let call = async move {
-            let engine = &lease.context.engine;
-            engine.recorder.extend(&engine.backend, &request).await
-        };
+        let call = async move { lease.ask_to_extend(&request).await };
         // The state machine is notified however the call ends.
-        let detach = |rest: Option<BoxFuture<'static, Result<ExtendOutcome>>>| match rest {
+        let detach = |rest: Option<BoxFuture<'static, ExtendReply>>| match rest {
             Some(rest) => self.note_later(rest, sent),
             None => self.note(sent, ExtendAnswer::Unknown),
         };
@@ -329,7 +327,7 @@ impl<B: LockBackend> SharedLease<B> {
             biased;
             // No extend is sent after a release, and one in progress does not continue.
             () = self.let_go_by_guard() => Ok(GONE),
-            answer = call => self.note_answer(sent, answer),
+            reply = call => self.note_reply(sent, reply),
             () = self.context.engine.ticker.sleep_until(sent.give_up_at) => {
                 self.note(sent, ExtendAnswer::Unknown);
                 Err(Error::new(ErrorCode::NetworkTimeout, "the extend was not answered in time"))
@@ -337,49 +335,70 @@ impl<B: LockBackend> SharedLease<B> {
         }
     }
 
+    /// Extends the lock once. If it is not held, asks whether it was broken.
+    async fn ask_to_extend(&self, request: &ExtendRequest) -> ExtendReply {
+        /// A loss must not wait for its reason.
+        const LIMIT: Duration = Duration::from_millis(500);
+        let engine = &self.context.engine;
+        let answer = engine.recorder.extend(&engine.backend, request).await;
+        if !matches!(answer, Ok(ExtendOutcome::NotHeld(_))) {
+            return ExtendReply { answer, note: None };
+        }
+        let note = tokio::select! {
+            biased;
+            note = engine.backend.break_note(&self.lock_id) => note,
+            () = engine.ticker.sleep(LIMIT) => None,
+        };
+        ExtendReply { answer, note }
+    }
+
+    /// Asks the store now whether the lock is still held, because it may not be.
+    pub(super) fn suspect_loss(&self) {
+        self.inner().state.hurry(self.now());
+        self.changed.notify_waiters();
+    }
+
     /// Drives a detached extend to its answer in the background and records it.
-    fn note_later(
-        self: &Arc<Self>,
-        rest: BoxFuture<'static, Result<ExtendOutcome>>,
-        sent: SentExtend,
-    ) {
+    fn note_later(self: &Arc<Self>, rest: BoxFuture<'static, ExtendReply>, sent: SentExtend) {
         if self.inner().state.let_go_at().is_some() {
             return;
         }
         let lease = Arc::clone(self);
         self.context.engine.background.spawn_untracked(async move {
             let mut rest = rest;
-            let answer = tokio::select! {
+            let reply = tokio::select! {
                 biased;
                 () = lease.let_go_by_guard() => return,
-                answer = &mut rest => Some(answer),
+                reply = &mut rest => Some(reply),
                 () = lease.context.engine.ticker.sleep_until(sent.give_up_at) => None,
             };
-            let answer = if let Some(answer) = answer {
-                answer
+            let reply = if let Some(reply) = reply {
+                reply
             } else {
                 lease.note(sent, ExtendAnswer::Unknown);
                 tokio::select! {
                     biased;
                     () = lease.let_go_by_guard() => return,
-                    answer = rest => answer,
+                    reply = rest => reply,
                 }
             };
             // Recorded; no caller waits for the answer.
-            drop(lease.note_answer(sent, answer));
+            drop(lease.note_reply(sent, reply));
         });
     }
 
     /// Records the answer to an extend. Loss is final: a lock that is extended after its loss is
     /// released again.
-    fn note_answer(
+    fn note_reply(
         self: &Arc<Self>,
         sent: SentExtend,
-        answer: Result<ExtendOutcome>,
+        ExtendReply { answer, note }: ExtendReply,
     ) -> Result<ExtendOutcome> {
         let noted = match &answer {
             Ok(ExtendOutcome::Extended(_)) => ExtendAnswer::Extended,
-            Ok(ExtendOutcome::NotHeld(_)) => ExtendAnswer::NotHeld,
+            Ok(ExtendOutcome::NotHeld(_)) => {
+                ExtendAnswer::NotHeld(note.map_or(LostReason::NotHeld, LostReason::from))
+            }
             Err(error) if error.may_have_taken_effect() => ExtendAnswer::Unknown,
             Err(_) => ExtendAnswer::Refused,
         };
@@ -553,6 +572,12 @@ impl<B: LockBackend> SharedLease<B> {
             None => (self.inner().state.believed_until() + TOLERANCE).max(now + AT_LEAST),
         }
     }
+}
+
+/// The answer to an extend, and the note of a break if there is one.
+struct ExtendReply {
+    answer: Result<ExtendOutcome>,
+    note: Option<BreakNote>,
 }
 
 /// The answer to an extend of a lock that is no longer held.

@@ -3,7 +3,7 @@
 
 use std::future::{pending, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -22,6 +22,7 @@ use super::wait_queue::{QueueHead, WaitQueue, pause_in_order};
 use crate::common::backoff::random_fraction;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::fence::Fence;
+use crate::common::holder::HolderInfo;
 use crate::common::key::Key;
 use crate::contract::LockBackend;
 use crate::contract::event::{EngineEvent, WaitOutcome};
@@ -32,6 +33,8 @@ pub(super) struct Wait<'a, B: LockBackend> {
     call: LockCall<'a, B>,
     /// The error of the last attempt, if the wait continued through it.
     last_error: Mutex<Option<Error>>,
+    /// Whether the wait timed out after such an error.
+    has_failed: AtomicBool,
     /// Makes a shutdown wait for what is in progress here, until this is dropped.
     under_way: OnceLock<TaskTrackerToken>,
     outcome: WaitOutcome,
@@ -57,6 +60,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 attempts: AtomicU32::new(0),
             },
             last_error: Mutex::new(None),
+            has_failed: AtomicBool::new(false),
             under_way: OnceLock::new(),
             // The outcome if the caller drops the wait.
             outcome: WaitOutcome::Cancelled,
@@ -89,7 +93,13 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             self.outcome = WaitOutcome::TimedOut;
             return Err(self.timed_out());
         }
-        let result = self.bounded(pin!(self.in_order())).await;
+        let mut result = self.bounded(pin!(self.in_order())).await;
+        if let Err(error) = &result
+            && error.code() == ErrorCode::AcquisitionTimeout
+        {
+            let holder = Box::pin(self.holder()).await;
+            result = result.map_err(|error| error.with_holder(holder));
+        }
         self.outcome = result.as_ref().map_or_else(outcome_of, |_guard| WaitOutcome::Acquired);
         let fence = result.as_ref().ok().and_then(LockGuard::try_fence);
         self.fence = fence.map_or(0, Fence::get);
@@ -424,6 +434,26 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         head.subscription.is_some()
     }
 
+    /// Returns who holds the lock that was not acquired, if the store reports it in time.
+    async fn holder(&self) -> Option<HolderInfo> {
+        /// The wait is already over.
+        const LIMIT: Duration = Duration::from_millis(250);
+        let context = self.call.context;
+        if self.call.attempts.load(Ordering::Relaxed) == 0 {
+            // It was never asked for, because this process holds it.
+            return context.holder.clone();
+        }
+        if self.has_failed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let lookup = context.engine.backend.lookup_key(self.call.key);
+        tokio::select! {
+            biased;
+            found = lookup => found.ok()??.holder,
+            () = context.engine.ticker.sleep(LIMIT) => None,
+        }
+    }
+
     fn timed_out(&self) -> Error {
         let elapsed = self.call.context.engine.ticker.now().since(self.call.started);
         let attempts = self.call.attempts.load(Ordering::Relaxed);
@@ -435,7 +465,10 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         };
         let error = Error::new(ErrorCode::AcquisitionTimeout, message).with_key(self.call.key);
         match self.last_error.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(trouble) => error.with_source(trouble),
+            Some(trouble) => {
+                self.has_failed.store(true, Ordering::Relaxed);
+                error.with_source(trouble)
+            }
             None => error,
         }
     }

@@ -16,11 +16,18 @@ pub(crate) struct SloppyFixture {
     store: Arc<Mutex<Store>>,
     clock: Arc<ManualClock>,
     notifier: Notifier,
+    changes: Notifier,
 }
 
 impl SloppyFixture {
     pub(crate) fn new(bug: Bug) -> Self {
-        Self { bug, store: Arc::default(), clock: Arc::default(), notifier: Notifier::in_process() }
+        Self {
+            bug,
+            store: Arc::default(),
+            clock: Arc::default(),
+            notifier: Notifier::in_process(),
+            changes: Notifier::in_process(),
+        }
     }
 
     fn make(&self, cleans_up: bool) -> Sloppy {
@@ -31,6 +38,7 @@ impl SloppyFixture {
             clock: Arc::clone(&self.clock),
             made_ms: self.clock.now().as_millis(),
             notifier: self.notifier.clone(),
+            changes: self.changes.clone(),
             under_way: Arc::default(),
         }
     }

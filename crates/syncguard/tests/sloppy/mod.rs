@@ -10,8 +10,8 @@ use std::time::Duration;
 
 pub(crate) use fixture::SloppyFixture;
 use syncguard::backend::{
-    AcquireOutcome, AcquireRequest, Admin, BoxFuture, CLEANUP_GUARD_MS, Capabilities, Clock,
-    Cursor, ExtendRequest, Extension, Fenced, Finding, Lease, ManualClock, Notifier, Page,
+    AcquireOutcome, AcquireRequest, Admin, BoxFuture, BreakNote, CLEANUP_GUARD_MS, Capabilities,
+    Clock, Cursor, ExtendRequest, Extension, Fenced, Finding, Lease, ManualClock, Notifier, Page,
     ReleaseRequest, StoredLock, Subscription, SystemClock, TIME_TOLERANCE_MS, TimeAuthority,
 };
 use syncguard::{
@@ -24,6 +24,8 @@ use syncguard::{
 pub(crate) enum Bug {
     None,
     HolderIsLeftBehind,
+    VictimIsNotTold,
+    WatchersCountAsWaiters,
     ReleaseForgetsTheOwner,
     ExtendForgetsTheOwner,
     ReleaseOfADeadLockSucceeds,
@@ -76,8 +78,10 @@ pub(crate) enum Bug {
 }
 
 /// All bugs.
-pub(crate) const BUGS: [Bug; 50] = [
+pub(crate) const BUGS: [Bug; 52] = [
     Bug::HolderIsLeftBehind,
+    Bug::VictimIsNotTold,
+    Bug::WatchersCountAsWaiters,
     Bug::ReleaseForgetsTheOwner,
     Bug::ExtendForgetsTheOwner,
     Bug::ReleaseOfADeadLockSucceeds,
@@ -135,6 +139,7 @@ struct Store {
     index: HashMap<LockId, Key>,
     counters: HashMap<Key, u64>,
     holders: HashMap<Key, HolderInfo>,
+    break_notes: HashMap<LockId, BreakNote>,
     /// Keys whose record is malformed.
     malformed: HashSet<Key>,
 }
@@ -159,6 +164,7 @@ pub(crate) struct Sloppy {
     clock: Arc<ManualClock>,
     made_ms: u64,
     notifier: Notifier,
+    changes: Notifier,
     /// How many calls have begun and not ended.
     under_way: Arc<AtomicU32>,
 }
@@ -438,6 +444,9 @@ impl LockBackend for Sloppy {
             return Ok(ReleaseOutcome::Released);
         }
         store.locks.remove(&key);
+        if let Some(note) = request.break_note() {
+            store.break_notes.insert(record.lock_id, note.clone());
+        }
         if !self.has(Bug::ReleaseLeavesTheIndex) && !self.has(Bug::ExtendRevivesTheReleased) {
             store.index.remove(&record.lock_id);
         }
@@ -445,6 +454,9 @@ impl LockBackend for Sloppy {
             store.counters.remove(&key);
         }
         drop(store);
+        if !self.has(Bug::VictimIsNotTold) {
+            self.changes.notify(&key, None);
+        }
         if !self.has(Bug::NobodyIsWoken) {
             let made_up = self.has(Bug::AgesAreMadeUp).then_some(Duration::from_secs(1));
             self.notifier.notify(&key, made_up.or(request.holder_age()));
@@ -500,6 +512,19 @@ impl LockBackend for Sloppy {
 
     async fn subscribe(&self, key: &Key) -> Option<Subscription> {
         Some(self.notifier.subscribe(key))
+    }
+
+    async fn watch(&self, key: &Key) -> Option<Subscription> {
+        let is_mixed_up = self.has(Bug::WatchersCountAsWaiters);
+        Some(if is_mixed_up { &self.notifier } else { &self.changes }.subscribe(key))
+    }
+
+    async fn waiters(&self, key: &Key) -> Option<u32> {
+        Some(self.notifier.subscribers(key))
+    }
+
+    async fn break_note(&self, lock_id: &LockId) -> Option<BreakNote> {
+        self.store.lock().expect("no panic inside").break_notes.get(lock_id).cloned()
     }
 
     fn admin(&self) -> Option<Arc<dyn Admin>> {

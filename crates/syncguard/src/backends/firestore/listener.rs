@@ -14,7 +14,7 @@ use super::names::Names;
 use super::requests::Requests;
 use crate::common::backoff::reconnect_delay;
 use crate::common::key::Key;
-use crate::contract::listener_handle::{Command, ListenerHandle};
+use crate::contract::listener_handle::{Command, Interest, ListenerHandle};
 use crate::contract::notifier::{Notifier, Subscription};
 use api::listen_request::TargetChange;
 use api::listen_response::ResponseType;
@@ -33,7 +33,7 @@ impl FirestoreListener {
         let (handle, commands) = ListenerHandle::open();
         let timeout = requests.timeout();
         let listener = ListenTask {
-            notifier: handle.notifier().clone(),
+            notifier: handle.notifiers().releases.clone(),
             requests,
             names,
             targets: HashMap::new(),
@@ -50,7 +50,8 @@ impl FirestoreListener {
     /// Watches the lock of a key. Returns once no change can be missed, or `None` if it cannot be
     /// watched.
     pub(super) async fn subscribe(&self, key: &Key) -> Option<Subscription> {
-        tokio::time::timeout(self.timeout, self.handle.subscribe(key)).await.ok().flatten()
+        let subscribing = self.handle.subscribe(key, Interest::Release);
+        tokio::time::timeout(self.timeout, subscribing).await.ok().flatten()
     }
 }
 
@@ -93,8 +94,8 @@ impl ListenTask {
             tokio::select! {
                 command = commands.recv() => match command {
                     None => return,
-                    Some(Command::Subscribe { key, confirmed }) => self.watch(&key, confirmed),
-                    Some(Command::Idle { key }) => {
+                    Some(Command::Subscribe { key, confirmed, .. }) => self.watch(&key, confirmed),
+                    Some(Command::Idle { key, .. }) => {
                         self.leave(&key);
                         self.note_working();
                     }

@@ -246,6 +246,11 @@ impl LockBackend for FirestoreBackend {
         self.shared.listener.subscribe(key).await
     }
 
+    async fn watch(&self, key: &Key) -> Option<Subscription> {
+        // Firestore reports the deletion of a document to waiters and holders alike.
+        self.shared.listener.subscribe(key).await
+    }
+
     fn admin(&self) -> Option<Arc<dyn Admin>> {
         Some(Arc::new(self.clone()))
     }

@@ -18,11 +18,13 @@ use crate::common::cleanup::CleanupGate;
 use crate::common::clock::Clock;
 use crate::common::error::Result;
 use crate::common::fence::{Fence, Fenced};
+use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{Timestamp, is_live};
 use crate::contract::LockBackend;
 use crate::contract::admin::Admin;
+use crate::contract::break_notes::BreakNotes;
 use crate::contract::capabilities::{Capabilities, TimeAuthority};
 use crate::contract::notifier::{Notifier, Subscription};
 use crate::contract::outcome::{
@@ -57,6 +59,9 @@ struct Store {
     shards: Shards,
     clock: Arc<dyn Clock>,
     notifier: Notifier,
+    /// Notified when a lock is released or taken over.
+    changes: Notifier,
+    break_notes: BreakNotes,
 }
 
 impl MemoryBackend {
@@ -74,6 +79,8 @@ impl MemoryBackend {
                 shards: Shards::new(),
                 clock: config.clock,
                 notifier: Notifier::in_process(),
+                changes: Notifier::in_process(),
+                break_notes: BreakNotes::default(),
             }),
             cleanup: Arc::new(CleanupGate::new(config.cleanup_in_is_locked)),
         }
@@ -187,6 +194,7 @@ impl LockBackend for MemoryBackend {
         }
         let fence = Fence::after(slot.fence_counter)
             .map_err(|error| error.with_key(key).with_operation("memory", "acquire"))?;
+        let is_takeover = slot.record.is_some();
         if let Some(dead) = slot.record {
             shards.index(&dead.lock_id).remove(&dead.lock_id);
         }
@@ -196,6 +204,9 @@ impl LockBackend for MemoryBackend {
         slot.holder = request.holder().cloned();
         shards.index(&lock_id).insert(lock_id, key.clone());
         drop(shard);
+        if is_takeover {
+            self.store.changes.notify(key, None);
+        }
         fence.warn_near_the_end(key);
         Ok(AcquireOutcome::Acquired(Lease::new(fence, expires_at)))
     }
@@ -208,16 +219,20 @@ impl LockBackend for MemoryBackend {
             }
             slot.record = None;
             self.store.shards.index(&lock_id).remove(&lock_id);
-            (
-                ReleaseOutcome::Released,
-                (self.store.notifier.awaited_keys() > 0).then(|| key.clone()),
-            )
+            if let Some(note) = request.break_note() {
+                self.store.break_notes.add(lock_id.hash_id(), note.clone());
+            }
+            let is_watched = [&self.store.notifier, &self.store.changes]
+                .into_iter()
+                .any(|notifier| notifier.awaited_keys() > 0);
+            (ReleaseOutcome::Released, is_watched.then(|| key.clone()))
         });
         let Some((outcome, freed)) = outcome else {
             return Ok(ReleaseOutcome::NotHeld(NotHeldReason::NotFound));
         };
         if let Some(key) = freed {
             self.store.notifier.notify(&key, request.holder_age());
+            self.store.changes.notify(&key, None);
         }
         Ok(outcome)
     }
@@ -267,6 +282,18 @@ impl LockBackend for MemoryBackend {
 
     async fn subscribe(&self, key: &Key) -> Option<Subscription> {
         Some(self.store.notifier.subscribe(key))
+    }
+
+    async fn watch(&self, key: &Key) -> Option<Subscription> {
+        Some(self.store.changes.subscribe(key))
+    }
+
+    async fn waiters(&self, key: &Key) -> Option<u32> {
+        Some(self.store.notifier.subscribers(key))
+    }
+
+    async fn break_note(&self, lock_id: &LockId) -> Option<BreakNote> {
+        self.store.break_notes.of(lock_id.hash_id())
     }
 
     fn admin(&self) -> Option<Arc<dyn Admin>> {

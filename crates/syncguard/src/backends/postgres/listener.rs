@@ -25,9 +25,13 @@ use super::names::Names;
 use super::pool::{ListeningClient, Pool};
 use super::statements::Value;
 use crate::common::error::Result;
-use crate::common::hash_id::number_of;
+use crate::common::hash_id::{HashId, number_of};
+use crate::common::holder::BreakNote;
 use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::contract::break_notes::BreakNotes;
 use crate::contract::listener::{Failure, Listener, Reports, Topic, Transport, parse_holder_age};
+use crate::contract::listener_handle::Interest;
 use crate::contract::notifier::Subscription;
 
 /// How many keys one listener marks individually.
@@ -37,7 +41,11 @@ const MOST_MARKED_KEYS: usize = 64;
 pub(super) struct PostgresListener {
     listener: Listener,
     channel: Channel,
+    break_notes: Arc<BreakNotes>,
 }
+
+/// What the payload of a break, and the topic of those who watch for one, begin with.
+const BROKEN: &str = "!";
 
 /// The channel and the markers for releases of one lock table.
 #[derive(Clone)]
@@ -54,6 +62,12 @@ impl Channel {
         let key_space = number_of(&name).cast_signed();
         let any_key = number_of(&format!("{name} any key")).cast_signed();
         Self { name, key_space, any_key }
+    }
+
+    /// Returns the payload of the notification of a break: the hash of the key, that of the lock id,
+    /// and the note.
+    pub(super) fn break_payload(key: &Key, lock_id: HashId, note: &BreakNote) -> String {
+        format!("{BROKEN}{} {lock_id} {}", key.hash_id(), note.to_text())
     }
 
     /// Returns the payload of a notification: the hash of the key, and how long ago its holder
@@ -73,8 +87,16 @@ impl PostgresListener {
     pub(super) fn start(pool: Arc<Pool>, connector: Arc<Connector>, names: Names) -> Self {
         let channel = Channel::new(names.channel());
         let timeout = pool.response_timeout();
-        let transport = ListenNotify { pool, connector, names, channel: channel.clone(), timeout };
-        Self { listener: Listener::start(transport), channel }
+        let break_notes = Arc::<BreakNotes>::default();
+        let transport = ListenNotify {
+            pool,
+            connector,
+            names,
+            channel: channel.clone(),
+            timeout,
+            break_notes: Arc::clone(&break_notes),
+        };
+        Self { listener: Listener::start(transport), channel, break_notes }
     }
 
     pub(super) fn channel(&self) -> &Channel {
@@ -88,7 +110,17 @@ impl PostgresListener {
 
     /// Subscribes to the releases of a key. Returns when the key is marked.
     pub(super) async fn subscribe(&self, key: &Key) -> Option<Subscription> {
-        self.listener.subscribe(key).await
+        self.listener.subscribe(key, Interest::Release).await
+    }
+
+    /// Subscribes to breaks of a key. Returns when the connection listens.
+    pub(super) async fn watch(&self, key: &Key) -> Option<Subscription> {
+        self.listener.subscribe(key, Interest::Change).await
+    }
+
+    /// Returns the note of a break that was notified while this backend listened.
+    pub(super) fn break_note(&self, lock_id: &LockId) -> Option<BreakNote> {
+        self.break_notes.of(lock_id.hash_id())
     }
 }
 
@@ -99,6 +131,7 @@ struct ListenNotify {
     names: Names,
     channel: Channel,
     timeout: Duration,
+    break_notes: Arc<BreakNotes>,
 }
 
 /// A connection that listens.
@@ -163,8 +196,11 @@ impl ListenNotify {
 impl Transport for ListenNotify {
     type Connection = Listening;
 
-    fn topic(&self, key: &Key) -> Result<String> {
-        Ok(key.hash_id().as_str().to_owned())
+    fn topic(&self, key: &Key, interest: Interest) -> Result<String> {
+        Ok(match interest {
+            Interest::Release => key.hash_id().as_str().to_owned(),
+            Interest::Change => format!("{BROKEN}{}", key.hash_id()),
+        })
     }
 
     fn timeout(&self) -> Duration {
@@ -175,7 +211,8 @@ impl Transport for ListenNotify {
         // Behind a pooler there is no dedicated session to listen on.
         let opened = self.pool.open_listening().await;
         let Ok(Some((client, driver))) = opened else { return Err(Failure::Lost) };
-        let driving = tokio::spawn(drive(driver, reports.clone())).abort_handle();
+        let break_notes = Arc::clone(&self.break_notes);
+        let driving = tokio::spawn(drive(driver, reports.clone(), break_notes)).abort_handle();
         let listen = format!("LISTEN \"{}\"", self.channel.name);
         if let Err(failure) = self.within(client.batch_execute(&listen)).await {
             // A standby refuses LISTEN.
@@ -199,7 +236,9 @@ impl Transport for ListenNotify {
 
     async fn subscribe(&self, connection: &mut Listening, topics: &[Topic]) -> Result<(), Failure> {
         let room = MOST_MARKED_KEYS.saturating_sub(connection.marked.len());
-        let all: Vec<&Topic> = topics.iter().collect();
+        // A break always notifies, so those who watch for one need no marker.
+        let is_waiter = |topic: &&Topic| topic.interest == Interest::Release;
+        let all: Vec<&Topic> = topics.iter().filter(is_waiter).collect();
         let (own, others) = all.split_at(room.min(all.len()));
         if !own.is_empty() {
             let keys = self.lock_keys(own)?;
@@ -239,13 +278,20 @@ impl Transport for ListenNotify {
 }
 
 /// Drives the connection and reports its notifications, until it ends.
-async fn drive(mut driver: Driver, reports: Reports) {
+async fn drive(mut driver: Driver, reports: Reports, break_notes: Arc<BreakNotes>) {
     while let Some(message) = poll_fn(|context| driver.poll_message(context)).await {
         match message {
             Ok(AsyncMessage::Notification(notification)) => {
                 let payload = notification.payload();
-                let (topic, age) = payload.split_once(' ').unwrap_or((payload, ""));
-                reports.notify(topic, parse_holder_age(age));
+                let (topic, rest) = payload.split_once(' ').unwrap_or((payload, ""));
+                if topic.starts_with(BROKEN)
+                    && let Some((lock_id, note)) = rest.split_once(' ')
+                    && let Some(lock_id) = HashId::parse(lock_id)
+                {
+                    // First, so that those who are notified find it.
+                    break_notes.add(lock_id, BreakNote::parse(note));
+                }
+                reports.notify(topic, parse_holder_age(rest));
             }
             Ok(_) => {}
             Err(_cause) => break,

@@ -36,6 +36,7 @@ use tokio_util::task::TaskTracker;
 use crate::common::cleanup::CleanupGate;
 use crate::common::error::{Error, Result};
 use crate::common::fence::{Fence, Fenced};
+use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp, is_live};
@@ -284,6 +285,27 @@ impl LockBackend for PostgresBackend {
         self.shared.listener.subscribe(key).await
     }
 
+    async fn watch(&self, key: &Key) -> Option<Subscription> {
+        if self.shared.pool.is_pooled() {
+            return None;
+        }
+        self.shared.listener.watch(key).await
+    }
+
+    async fn waiters(&self, key: &Key) -> Option<u32> {
+        let lock_key = self.shared.names.lock_key(key).ok()?;
+        let channel = self.shared.listener.channel();
+        let values =
+            [Value::Text(&lock_key), Value::Int4(channel.key_space), Value::Int4(channel.any_key)];
+        let step: Step<'_> = (&self.shared.statements.waiters, &values);
+        let rows = self.run(Urgency::Ordinary, step).await.ok()?;
+        u32::try_from(column::<Option<i64>>(rows.first()?, 0).ok()??).ok()
+    }
+
+    async fn break_note(&self, lock_id: &LockId) -> Option<BreakNote> {
+        self.shared.listener.break_note(lock_id)
+    }
+
     async fn quiesce(&self) {
         self.shared.background.wait().await;
     }
@@ -347,10 +369,13 @@ impl PostgresBackend {
             return Ok(ReleaseOutcome::NotHeld(absence));
         }
         // An invalid key has no waiters.
-        if let Ok(key) = Key::new(column::<&str>(row, 0)?)
-            && (column(row, 1)? || self.is_marked_by_the_same_session(&key))
-        {
-            self.notify(&key, request.holder_age());
+        if let Ok(key) = Key::new(column::<&str>(row, 0)?) {
+            if let Some(note) = request.break_note() {
+                self.notify(Channel::break_payload(&key, lock_id.hash_id(), note));
+            }
+            if column(row, 1)? || self.is_marked_by_the_same_session(&key) {
+                self.notify(Channel::payload(&key, request.holder_age()));
+            }
         }
         Ok(ReleaseOutcome::Released)
     }
@@ -361,12 +386,12 @@ impl PostgresBackend {
         self.shared.pool.shares_listening() && self.shared.listener.is_awaited(key)
     }
 
-    /// Notifies waiters of a release. The notification is sent when this returns, so the process
+    /// Notifies waiters of a release, or the holder of a break. The notification is sent when this returns, so the process
     /// may exit right after; its answer, which is empty, is awaited in the background. Only if no
     /// connection is free at once, the notification is sent in the background too, and is lost if
     /// the process exits before [`quiesce`](LockBackend::quiesce).
-    fn notify(&self, key: &Key, holder_age: Option<Duration>) {
-        let (backend, payload) = (self.clone(), Channel::payload(key, holder_age));
+    fn notify(&self, payload: String) {
+        let backend = self.clone();
         let mut notifying = Box::pin(async move {
             let channel = &backend.shared.listener.channel().name;
             let values = [Value::Text(channel), Value::Text(&payload)];

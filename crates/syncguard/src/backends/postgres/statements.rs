@@ -85,6 +85,7 @@ pub(super) struct Statements {
     pub(super) clean_up: Sql,
     pub(super) list: Sql,
     pub(super) notify: Sql,
+    pub(super) waiters: Sql,
     /// Returns a row if the table has the column `holder` and we may write it.
     pub(super) has_holder: Sql,
 }
@@ -160,6 +161,7 @@ impl Statements {
             clean_up: sql!("sql/clean_up.sql", names, [Type::TEXT, Type::INT8]),
             list: sql!("sql/list.sql", names, [Type::TEXT]),
             notify: sql!("sql/notify.sql", names, [Type::TEXT, Type::TEXT]),
+            waiters: sql!("sql/waiters.sql", names, [Type::TEXT, Type::INT4, Type::INT4]),
         }
     }
 

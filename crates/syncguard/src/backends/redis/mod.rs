@@ -36,6 +36,7 @@ pub use redis::{Client, ClientTlsConfig, TlsCertificates};
 use crate::common::cleanup::CleanupGate;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::fence::{Fence, Fenced};
+use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp};
@@ -351,6 +352,9 @@ impl LockBackend for RedisBackend {
             Text(if self.shared.is_cluster { "S" } else { "" }),
             Text(&holder_age_text(request.holder_age())),
         ];
+        if let Some(note) = request.break_note() {
+            self.leave_break_note(&lock_id, note).await;
+        }
         let keys = [index_key.as_str(), &hinted];
         let script = &self.shared.scripts.release;
         let connection = &self.shared.connection;
@@ -456,12 +460,46 @@ impl LockBackend for RedisBackend {
         self.shared.listener.as_ref()?.subscribe(key).await
     }
 
+    async fn watch(&self, key: &Key) -> Option<Subscription> {
+        self.shared.listener.as_ref()?.watch(key).await
+    }
+
+    async fn waiters(&self, key: &Key) -> Option<u32> {
+        let channel = self.shared.channels.of_lock(&self.shared.names.lock_key(key).ok()?);
+        let count = if self.shared.is_cluster { "SHARDNUMSUB" } else { "NUMSUB" };
+        let mut command = redis::cmd("PUBSUB");
+        command.arg(count).arg(channel);
+        match self.shared.connection.ask(command).await.ok()? {
+            Value::Array(answer) => u32::try_from(number(answer.get(1)?)?).ok(),
+            Value::Map(answer) => u32::try_from(number(&answer.first()?.1)?).ok(),
+            _ => None,
+        }
+    }
+
+    async fn break_note(&self, lock_id: &LockId) -> Option<BreakNote> {
+        let marker = self.shared.names.break_marker(lock_id).ok()?;
+        let note = self.index_entry("break_note", &marker).await.ok()??;
+        Some(BreakNote::parse(&note))
+    }
+
     fn admin(&self) -> Option<Arc<dyn Admin>> {
         Some(Arc::new(self.clone()))
     }
 }
 
 impl RedisBackend {
+    /// Writes why a lock is broken, before it is: its holder looks for the note when it misses the
+    /// lock. If the lock is not held, the note expires unread.
+    async fn leave_break_note(&self, lock_id: &LockId, note: &BreakNote) {
+        /// Longer than a holder takes to notice.
+        const KEPT_MS: u64 = 600_000;
+        let Ok(marker) = self.shared.names.break_marker(lock_id) else { return };
+        let (text, script) = (note.to_text(), &self.shared.scripts.index);
+        let arguments = [Text(&text), Number(KEPT_MS)];
+        // Without the note, the holder learns only that the lock is gone.
+        drop(self.shared.connection.run("release", script, &[&marker], &arguments).await);
+    }
+
     /// Looks up a lock id on a Cluster, where a script finds only declared keys while a slot moves.
     async fn lookup_in_two_steps(
         &self,

@@ -37,6 +37,11 @@ impl Names {
         self.space.lock_key(key)
     }
 
+    /// Returns where the note of a break is stored, next to the index entry of the lock id.
+    pub(super) fn break_marker(&self, lock_id: &LockId) -> Result<String> {
+        Ok(format!("{}:broken", self.space.index_key(lock_id)?))
+    }
+
     /// Returns a pattern that matches the names of all records, for `SCAN`.
     pub(super) fn pattern(&self) -> String {
         let mut pattern = String::new();

@@ -40,6 +40,12 @@ pub(super) fn parse(json: &[u8], operation: &'static str) -> Result<StoredLock> 
     .held_by(record.holder.as_str().and_then(HolderInfo::parse)))
 }
 
+/// Returns the lock id in a record, if it has one.
+pub(super) fn lock_id(json: &[u8]) -> Option<String> {
+    let record: serde_json::Value = serde_json::from_slice(json).ok()?;
+    record.get("lockId")?.as_str().map(str::to_owned)
+}
+
 /// Returns the key of a request as a JSON string, followed by the field `holder` if it has one.
 pub(super) fn key_and_holder(request: &AcquireRequest) -> String {
     let quoted =

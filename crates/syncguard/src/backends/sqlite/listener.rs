@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::waiters::WaiterSlots;
 use crate::common::hash_id::number_of;
 use crate::common::key::Key;
 use crate::contract::notifier::{Notifier, Subscription};
@@ -26,6 +27,9 @@ type Numbers = [u64; GROUPS];
 #[derive(Debug)]
 pub(super) struct SqliteListener {
     notifier: Notifier,
+    /// Notified like the waiters, for holders and those who watch.
+    changes: Notifier,
+    waiters: Arc<WaiterSlots>,
     path: PathBuf,
     file: Mutex<Option<Arc<File>>>,
     /// The numbers last seen in the file, including those that this process wrote.
@@ -53,9 +57,14 @@ impl SqliteListener {
     pub(super) fn new(lock_file: &Path) -> Self {
         let mut path = lock_file.as_os_str().to_owned();
         path.push("-wake");
+        let path = PathBuf::from(path);
+        let waiters = Arc::new(WaiterSlots::new(path.clone(), GROUPS * BYTES));
+        let slots = Arc::clone(&waiters);
         Self {
-            notifier: Notifier::new(),
-            path: path.into(),
+            notifier: Notifier::with_idle_hook(move |key| slots.leave(key)),
+            changes: Notifier::new(),
+            waiters,
+            path,
             file: Mutex::new(None),
             seen: Mutex::new([0; GROUPS]),
             watcher: Mutex::new(Watcher::Idle),
@@ -66,6 +75,7 @@ impl SqliteListener {
     pub(super) fn notify(&self, freed: &[Freed]) {
         for Freed { key, holder_age } in freed {
             self.notifier.notify(key, *holder_age);
+            self.changes.notify(key, None);
             self.write(group_of(key), *holder_age);
         }
     }
@@ -74,15 +84,37 @@ impl SqliteListener {
     /// watched.
     pub(super) fn subscribe(self: &Arc<Self>, key: &Key) -> Subscription {
         let subscription = self.notifier.subscribe(key);
+        self.waiters.enter(key);
+        self.watch_file();
+        subscription
+    }
+
+    /// Subscribes to changes of a key, in the same way, without counting as a waiter.
+    pub(super) fn watch(self: &Arc<Self>, key: &Key) -> Subscription {
+        let subscription = self.changes.subscribe(key);
+        self.watch_file();
+        subscription
+    }
+
+    /// Returns how many processes wait for a key.
+    pub(super) fn waiters(&self, key: &Key) -> Option<u32> {
+        self.waiters.count(key)
+    }
+
+    fn watch_file(self: &Arc<Self>) {
         // A concurrent subscription waits here until the first one watches the file.
         let mut watcher = locked(&self.watcher);
         if matches!(*watcher, Watcher::Idle) {
             if let Some(watch) = Watch::start(self) {
                 *watcher = Watcher::Watching(watch);
             }
-            self.notifier.set_working(matches!(*watcher, Watcher::Watching(_)));
+            self.set_working(matches!(*watcher, Watcher::Watching(_)));
         }
-        subscription
+    }
+
+    fn set_working(&self, is_working: bool) {
+        self.notifier.set_working(is_working);
+        self.changes.set_working(is_working);
     }
 
     /// Ends the thread that watches the file, even if the file was deleted or replaced.
@@ -122,10 +154,12 @@ impl SqliteListener {
     fn look(&self) {
         let Some(numbers) = self.file().map(|file| read_numbers(&file)) else { return };
         let before = std::mem::replace(&mut *locked(&self.seen), numbers);
-        self.notifier.notify_matching(|key| {
+        let changed = |key: &Key| {
             let group = group_of(key);
             (before[group] != numbers[group]).then(|| holder_age_in(numbers[group]))
-        });
+        };
+        self.notifier.notify_matching(changed);
+        self.changes.notify_matching(changed);
     }
 }
 
@@ -155,7 +189,7 @@ fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Opens or creates the file. A symbolic link is refused: another user who can write to the
 /// directory could otherwise make this process write to a file of that user's choice.
 #[cfg(unix)]
-fn open(path: &Path) -> Option<File> {
+pub(super) fn open(path: &Path) -> Option<File> {
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
@@ -165,7 +199,7 @@ fn open(path: &Path) -> Option<File> {
 }
 
 #[cfg(not(unix))]
-fn open(path: &Path) -> Option<File> {
+pub(super) fn open(path: &Path) -> Option<File> {
     File::options().read(true).write(true).create(true).truncate(false).open(path).ok()
 }
 
@@ -184,34 +218,40 @@ fn is_at(_file: &File, _path: &Path) -> bool {
 }
 
 #[cfg(unix)]
-fn write_at(file: &File, bytes: &[u8], offset: usize) -> std::io::Result<()> {
+pub(super) fn write_at(file: &File, bytes: &[u8], offset: usize) -> std::io::Result<()> {
     std::os::unix::fs::FileExt::write_all_at(file, bytes, offset as u64)
 }
 
 #[cfg(not(unix))]
-fn write_at(_file: &File, _bytes: &[u8], _offset: usize) -> std::io::Result<()> {
+pub(super) fn write_at(_file: &File, _bytes: &[u8], _offset: usize) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Returns the numbers in the file. A number that was never written is zero.
+/// Fills the bytes from the file, and returns how many there were.
 #[cfg(unix)]
-fn read_numbers(file: &File) -> Numbers {
+pub(super) fn read_at(file: &File, bytes: &mut [u8], offset: usize) -> usize {
     use std::os::unix::fs::FileExt;
-    let mut bytes = [0; GROUPS * BYTES];
     let mut filled = 0;
-    while let Ok(count @ 1..) = file.read_at(&mut bytes[filled..], filled as u64) {
+    while let Ok(count @ 1..) = file.read_at(&mut bytes[filled..], (offset + filled) as u64) {
         filled += count;
     }
+    filled
+}
+
+#[cfg(not(unix))]
+pub(super) fn read_at(_file: &File, _bytes: &mut [u8], _offset: usize) -> usize {
+    0
+}
+
+/// Returns the numbers in the file. A number that was never written is zero.
+fn read_numbers(file: &File) -> Numbers {
+    let mut bytes = [0; GROUPS * BYTES];
+    read_at(file, &mut bytes, 0);
     let mut numbers = [0; GROUPS];
     for (number, chunk) in numbers.iter_mut().zip(bytes.as_chunks::<BYTES>().0) {
         *number = u64::from_le_bytes(*chunk);
     }
     numbers
-}
-
-#[cfg(not(unix))]
-fn read_numbers(_file: &File) -> Numbers {
-    [0; GROUPS]
 }
 
 #[cfg(target_os = "linux")]
@@ -308,13 +348,13 @@ mod watch {
             }
             watch.end();
             // Releases in the meantime were missed, so all waiters are woken when it works again.
-            self.notifier.set_working(false);
+            self.set_working(false);
             let Some(watch) = Watch::add(self, Arc::clone(&watch.inotify)) else {
                 self.stop_watching(&mut watcher);
                 return false;
             };
             *watcher = Watcher::Watching(watch);
-            self.notifier.set_working(true);
+            self.set_working(true);
             true
         }
 
@@ -323,7 +363,7 @@ mod watch {
             if matches!(watcher, Watcher::Watching(_)) {
                 *watcher = Watcher::Idle;
             }
-            self.notifier.set_working(false);
+            self.set_working(false);
         }
     }
 }

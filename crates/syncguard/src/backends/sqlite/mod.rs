@@ -16,6 +16,7 @@ mod file;
 mod file_system;
 mod listener;
 mod record;
+mod waiters;
 mod worker;
 
 use std::fmt;
@@ -27,6 +28,7 @@ use rusqlite::Connection;
 use crate::common::cleanup::CleanupGate;
 use crate::common::error::{Error, Result};
 use crate::common::fence::Fenced;
+use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::contract::LockBackend;
@@ -203,6 +205,20 @@ impl LockBackend for SqliteBackend {
 
     async fn subscribe(&self, key: &Key) -> Option<Subscription> {
         Some(self.shared.listener.subscribe(key))
+    }
+
+    async fn watch(&self, key: &Key) -> Option<Subscription> {
+        Some(self.shared.listener.watch(key))
+    }
+
+    async fn waiters(&self, key: &Key) -> Option<u32> {
+        self.shared.listener.waiters(key)
+    }
+
+    async fn break_note(&self, lock_id: &LockId) -> Option<BreakNote> {
+        let lock_id = lock_id.hash_id();
+        let found = self.read("break_note", move |db| record::break_note(db, lock_id));
+        found.await.ok().flatten()
     }
 
     fn admin(&self) -> Option<Arc<dyn Admin>> {

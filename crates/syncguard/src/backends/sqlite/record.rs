@@ -6,7 +6,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use crate::common::clock::{Clock, SystemClock};
 use crate::common::error::{Error, Result as OurResult};
 use crate::common::fence::Fence;
-use crate::common::holder::HolderInfo;
+use crate::common::hash_id::HashId;
+use crate::common::holder::{BreakNote, HolderInfo};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{CLEANUP_GUARD_MS, Timestamp, is_live};
@@ -176,7 +177,39 @@ pub(super) fn release(
         return Ok((ReleaseOutcome::NotHeld(NotHeldReason::Expired), None));
     }
     delete(db, held.lock_id)?;
+    if let Some(note) = request.break_note() {
+        leave_break_note(db, held.lock_id.hash_id(), note)?;
+    }
     Ok((ReleaseOutcome::Released, Some(held.key)))
+}
+
+/// Stores why a lock was broken, in a table that exists from the first break on.
+fn leave_break_note(db: &Connection, lock_id: HashId, note: &BreakNote) -> Result<()> {
+    /// Longer than a holder takes to notice.
+    const KEPT_MS: u64 = 600_000;
+    db.execute_batch(
+        "CREATE TABLE IF NOT EXISTS syncguard_breaks (
+           lock_id_hash TEXT PRIMARY KEY, note TEXT NOT NULL, broken_at_ms INTEGER NOT NULL
+         ) STRICT, WITHOUT ROWID",
+    )?;
+    let now_ms = now().as_millis();
+    db.prepare_cached("DELETE FROM syncguard_breaks WHERE broken_at_ms < ?1")?
+        .execute([integer(now_ms.saturating_sub(KEPT_MS))])?;
+    db.prepare_cached("INSERT OR REPLACE INTO syncguard_breaks VALUES (?1, ?2, ?3)")?
+        .execute(params![lock_id.as_str(), note.to_text(), integer(now_ms)])?;
+    Ok(())
+}
+
+/// Returns why a lock was broken, if it was.
+pub(super) fn break_note(db: &Connection, lock_id: HashId) -> Result<Option<BreakNote>> {
+    let query = "SELECT count(*) FROM sqlite_schema WHERE name = 'syncguard_breaks'";
+    if !db.query_row(query, [], |row| row.get::<_, bool>(0))? {
+        return Ok(None);
+    }
+    let mut query =
+        db.prepare_cached("SELECT note FROM syncguard_breaks WHERE lock_id_hash = ?1")?;
+    let note = query.query_row([lock_id.as_str()], |row| row.get::<_, String>(0)).optional()?;
+    Ok(note.map(|note| BreakNote::parse(&note)))
 }
 
 pub(super) fn extend(db: &Connection, request: &ExtendRequest) -> Result<ExtendOutcome> {

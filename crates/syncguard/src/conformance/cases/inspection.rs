@@ -1,8 +1,15 @@
 //! Listing and breaking locks, where a backend offers it.
 
-use super::{Fixture, acquire, dead_edge_ms, fresh_key, planted};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Fixture, acquire, dead_edge_ms, fresh_key, not_applicable, planted, ttl};
+use crate::common::holder::{BreakNote, HolderInfo};
+use crate::common::lost_reason::LostReason;
 use crate::contract::LockBackend;
 use crate::diagnostics::{self, LockInfoRaw};
+use crate::lock::clock::LocalClock;
+use crate::lock::locker::Locker;
 
 /// Returns all locks that the store lists, page by page; `None` if the backend cannot list them.
 pub(super) async fn listed(
@@ -52,4 +59,32 @@ pub async fn a_break_deletes_only_the_lock_that_was_shown<F: Fixture>(fixture: &
     assert!(next_fence > fence);
     assert!(!diagnostics::break_lock(&backend, &shown).await.expect("works"));
     assert!(diagnostics::owns(&backend, &next_id).await.expect("works"), "the next one stays");
+}
+
+/// A guard with renewal learns that its lock was broken, by whom and why, long before it would renew
+/// the lock.
+pub async fn a_broken_lock_is_lost_at_once_with_who_and_why<F: Fixture>(fixture: &F) {
+    const SOON: Duration = Duration::from_secs(10);
+    let (backend, other) = (Arc::new(fixture.backend().await), fixture.backend().await);
+    let key = fresh_key("victim");
+    if backend.watch(&key).await.is_none() {
+        return not_applicable("the backend sends no notifications to holders");
+    }
+    let builder = Locker::builder(Arc::clone(&backend)).clock(LocalClock::Tokio);
+    let locker = builder.ttl(ttl(120_000)).renew().build().expect("inside a runtime");
+    let guard = locker.lock(&key).await.expect("free");
+    // Longer than a guard waits before it watches.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(guard.is_valid());
+    let shown = diagnostics::get_by_key_raw(&other, &key).await.expect("works").expect("held");
+    let note = BreakNote::new(Some(HolderInfo::of_this_process(Some("ops"))), Some("stuck"));
+    assert!(diagnostics::break_lock_with(&other, &shown, note.clone()).await.expect("works"));
+    let lost = tokio::time::timeout(SOON, guard.lost()).await.expect("not at the next renewal");
+    if fixture.passes_break_notes_on() {
+        assert_eq!(lost, LostReason::from(note));
+    } else {
+        assert_eq!(lost, LostReason::NotHeld);
+    }
+    let stranger = super::fresh_id();
+    assert_eq!(backend.break_note(&stranger).await, None);
 }

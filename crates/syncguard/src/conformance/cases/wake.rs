@@ -8,6 +8,7 @@ use crate::common::time::TIME_TOLERANCE_MS;
 use crate::contract::LockBackend;
 use crate::contract::outcome::AcquireOutcome;
 use crate::contract::request::ReleaseRequest;
+use crate::diagnostics;
 use crate::lock::clock::LocalClock;
 use crate::lock::locker::Locker;
 use crate::lock::options::LockOptions;
@@ -112,4 +113,29 @@ pub async fn a_crashed_holder_is_taken_over_when_its_lock_is_dead<F: Fixture>(fi
     let guard = guard.expect("no panic").expect("acquired");
     assert_eq!(guard.fence().get(), 2);
     guard.release().await.expect("works");
+}
+
+/// A process that waits is counted until it no longer does; one that watches is not.
+pub async fn waiters_are_counted_and_watchers_are_not<F: Fixture>(fixture: &F) {
+    let backend = fixture.backend().await;
+    let key = fresh_key("waiters");
+    acquire(&backend, &key).await;
+    let _watching = backend.watch(&key).await;
+    match backend.waiters(&key).await {
+        Some(count) => assert_eq!(count, 0),
+        None => return not_applicable("the backend does not count waiters"),
+    }
+    let Some(waiting) = backend.subscribe(&key).await else {
+        return not_applicable("the backend sends no notifications");
+    };
+    assert_eq!(backend.waiters(&key).await, Some(1));
+    let info = diagnostics::get_by_key(&backend, &key).await.expect("works").expect("held");
+    assert_eq!(info.waiters, Some(1));
+    drop(waiting);
+    let gone = async {
+        while backend.waiters(&key).await != Some(0) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SOON, gone).await.expect("it no longer waits");
 }

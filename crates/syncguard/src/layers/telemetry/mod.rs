@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::Layer;
 use crate::common::error::Result;
+use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::contract::LockBackend;
@@ -125,6 +126,18 @@ impl<B: LockBackend> LockBackend for Telemetry<B> {
 
     async fn subscribe(&self, key: &Key) -> Option<Subscription> {
         self.inner.subscribe(key).await
+    }
+
+    async fn watch(&self, key: &Key) -> Option<Subscription> {
+        self.inner.watch(key).await
+    }
+
+    async fn waiters(&self, key: &Key) -> Option<u32> {
+        self.inner.waiters(key).await
+    }
+
+    async fn break_note(&self, lock_id: &LockId) -> Option<BreakNote> {
+        self.inner.break_note(lock_id).await
     }
 
     async fn quiesce(&self) {

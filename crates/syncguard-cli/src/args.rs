@@ -91,6 +91,8 @@ pub(crate) enum Command {
     Owns(OneId),
     /// List the locks that are held
     Ls(Ls),
+    /// Print a line for every lock that is acquired, released, broken or expires
+    Watch(Watch),
     /// Take a lock away from its holder
     Break(Break),
     /// Show the names of a lock's records in the store; does not connect
@@ -157,6 +159,20 @@ pub(crate) struct Waiting {
     pub(crate) no_wait: bool,
     #[command(flatten)]
     pub(crate) conflict: Conflict,
+    #[command(flatten)]
+    pub(crate) holder: Holder,
+}
+
+/// What others see about the holder of the lock.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Holder {
+    /// Label under which others see this holder, with host name and process id [default: the name
+    /// of the command]
+    #[arg(long, value_name = "TEXT", value_hint = ValueHint::Other)]
+    pub(crate) label: Option<String>,
+    /// Do not store who holds the lock
+    #[arg(long, conflicts_with = "label")]
+    pub(crate) no_holder: bool,
 }
 
 /// What to do if the lock cannot be acquired.
@@ -285,15 +301,52 @@ pub(crate) struct OneId {
 
 #[derive(Args, Debug)]
 pub(crate) struct Ls {
-    /// Show keys instead of their hashes
+    /// List only keys that begin with this
+    #[arg(long, value_name = "TEXT", value_hint = ValueHint::Other)]
+    pub(crate) prefix: Option<String>,
+    /// List only locks whose holder (host, program or label) contains this
+    #[arg(long, value_name = "TEXT", value_hint = ValueHint::Other)]
+    pub(crate) holder: Option<String>,
+    /// List only locks that have been held for longer than this
+    #[arg(long, value_name = "DURATION", value_parser = duration, value_hint = ValueHint::Other)]
+    pub(crate) older_than: Option<Duration>,
+    /// List at most this many locks, the first by key
+    #[arg(long, value_name = "COUNT", default_value_t = 1000, value_hint = ValueHint::Other)]
+    pub(crate) limit: usize,
+    /// Count the processes that wait for each lock
     #[arg(long)]
-    pub(crate) raw: bool,
+    pub(crate) waiters: bool,
+    /// Show hashes instead of keys
+    #[arg(long)]
+    pub(crate) hashed: bool,
+    /// List again every second; at a terminal, in place
+    #[arg(long)]
+    pub(crate) watch: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Watch {
+    /// Names of the locks [default: all locks]
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other)]
+    pub(crate) keys: Vec<String>,
+    /// How often to look at the store, besides its notifications
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "1s",
+        value_parser = duration,
+        value_hint = ValueHint::Other
+    )]
+    pub(crate) interval: Duration,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Break {
     #[command(flatten)]
     pub(crate) key: KeyArgs,
+    /// Why the lock is broken; its holder is told
+    #[arg(long, value_name = "TEXT", value_hint = ValueHint::Other)]
+    pub(crate) reason: Option<String>,
     /// Do not ask for confirmation
     #[arg(long, short)]
     pub(crate) yes: bool,

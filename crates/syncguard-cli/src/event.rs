@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::Serialize;
+use syncguard::HolderInfo;
 
 use crate::output;
 
@@ -14,6 +15,8 @@ pub(crate) enum Event<'a> {
     Waiting {
         key: &'a str,
         waited_ms: u64,
+        holder: Option<&'a HolderInfo>,
+        held_ms: Option<u64>,
     },
     Acquired {
         key: &'a str,
@@ -48,8 +51,15 @@ impl Event<'_> {
     pub(crate) fn text(&self) -> String {
         let waited = |ms: &u64| output::duration(Duration::from_millis(*ms));
         match self {
-            Self::Waiting { key, waited_ms } => {
-                format!("waiting for {} ({})", output::quoted(key), waited(waited_ms))
+            Self::Waiting { key, waited_ms, holder, held_ms } => {
+                let key = output::printable(key);
+                match (holder, held_ms) {
+                    (Some(holder), Some(held)) => {
+                        let (holder, held) = (output::holder(holder), waited(held));
+                        format!("waiting for {key}: held by {holder}, for {held}")
+                    }
+                    _ => format!("waiting for {key} ({})", waited(waited_ms)),
+                }
             }
             Self::Acquired { key, fence, waited_ms } => {
                 let (key, waited) = (output::quoted(key), waited(waited_ms));

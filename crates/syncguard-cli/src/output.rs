@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use anstyle::{AnsiColor, Style};
 use rustix::fs::OFlags;
 use serde::Serialize;
-use syncguard::Timestamp;
+use syncguard::{HolderInfo, Timestamp};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
@@ -64,6 +64,19 @@ impl Output {
         text: impl FnOnce() -> String,
     ) -> Result<(), Failure> {
         self.write(data, text).map_err(|cause| unwritable(&cause))
+    }
+
+    /// Prints one of many data. Returns `false` when the reader has closed the pipe.
+    pub(crate) fn stream<T: Serialize>(
+        self,
+        data: &T,
+        text: impl FnOnce() -> String,
+    ) -> Result<bool, Failure> {
+        match self.write(data, text) {
+            Ok(()) => Ok(true),
+            Err(cause) if cause.kind() == ErrorKind::BrokenPipe => Ok(false),
+            Err(cause) => Err(unwritable(&cause)),
+        }
     }
 
     fn write<T: Serialize>(self, data: &T, text: impl FnOnce() -> String) -> std::io::Result<()> {
@@ -287,6 +300,12 @@ pub(crate) fn printable(text: &str) -> String {
         }
     }
     escaped
+}
+
+/// Formats who holds a lock: `web-3, pid 4211, ./deploy.sh`.
+pub(crate) fn holder(holder: &HolderInfo) -> String {
+    let name = holder.label().unwrap_or(holder.program());
+    format!("{}, pid {}, {}", printable(holder.host()), holder.pid(), printable(name))
 }
 
 /// Quotes a key for a message.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use syncguard::backend::{
-    AcquireOutcome, AcquireRequest, Admin, Capabilities, ExtendRequest, ReleaseRequest, StoredLock,
-    Subscription,
+    AcquireOutcome, AcquireRequest, Admin, BreakNote, Capabilities, ExtendRequest, ReleaseRequest,
+    StoredLock, Subscription,
 };
 use syncguard::{AnyBackend, ExtendOutcome, Key, LockBackend, LockId, ReleaseOutcome, Result};
 

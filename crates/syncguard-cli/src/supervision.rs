@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use rustix::process::WaitOptions;
-use syncguard::{AnyBackend, ExtendOutcome, Key, LockBackend, LockGuard, LostReason, Ttl};
+use syncguard::{AnyBackend, ExtendOutcome, Key, LockGuard, LostReason, Ttl};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::child::{Change, CommandProcess, Ending};
@@ -21,7 +21,6 @@ use crate::{Context, target, waiting};
 /// A command under supervision, with its lock and its limits.
 pub(crate) struct Supervision<'a> {
     pub(crate) context: &'a Context,
-    pub(crate) backend: &'a AnyBackend,
     pub(crate) guard: &'a LockGuard<AnyBackend>,
     pub(crate) watcher: &'a mut Watcher,
     pub(crate) ttl: Ttl,
@@ -72,9 +71,7 @@ impl Supervision<'_> {
         changed: &mut tokio::signal::unix::Signal,
     ) -> Result<Outcome, Failure> {
         let started = Instant::now();
-        let (guard, backend) = (self.guard, self.backend);
-        let mut broken = std::pin::pin!(broken(backend, guard));
-        let mut is_broken = false;
+        let guard = self.guard;
         // The guard renews every third of the TTL, so this notices a renewal before the next one.
         let period = self.ttl.as_duration() / 6;
         let mut tick = tokio::time::interval_at(started + period, period);
@@ -132,11 +129,6 @@ impl Supervision<'_> {
                     self.watcher.held_for(guard.remaining());
                 },
                 reason = guard.lost() => break Stop::Lost(reason),
-                () = &mut broken, if !is_broken => {
-                    is_broken = true;
-                    // Makes the guard notice the loss.
-                    drop(guard.extend(self.ttl).await);
-                }
                 _ = tick.tick() => {
                     let remaining = guard.remaining();
                     if !remaining.is_zero() {
@@ -192,16 +184,19 @@ impl Supervision<'_> {
                 let why = format!("the command took longer than {longest}");
                 (Outcome::TooLong, why, self.grace)
             }
-            Stop::LostWhileStopped(reason) => (Outcome::Lost(reason), lost(reason), Duration::ZERO),
-            // The lock is already gone, so its expiry does not limit the grace.
-            Stop::Lost(reason @ LostReason::NotHeld) => {
-                (Outcome::Lost(reason), lost(reason), self.grace)
+            Stop::LostWhileStopped(reason) => {
+                let why = lost(&reason);
+                (Outcome::Lost(reason), why, Duration::ZERO)
             }
             Stop::Lost(reason) => {
-                (Outcome::Lost(reason), lost(reason), self.grace.min(until_expiry))
+                let why = lost(&reason);
+                // A lock that is already gone has no expiry that could limit the grace.
+                let is_gone = matches!(reason, LostReason::NotHeld | LostReason::Broken { .. });
+                let grace = if is_gone { self.grace } else { self.grace.min(until_expiry) };
+                (Outcome::Lost(reason), why, grace)
             }
         };
-        let hook = match outcome {
+        let hook = match &outcome {
             Outcome::Lost(reason) => self.start_hook(reason),
             _ => None,
         };
@@ -256,7 +251,7 @@ impl Supervision<'_> {
     }
 
     /// Starts the `--on-lost` command, which runs while the main command is terminated.
-    fn start_hook(&self, reason: LostReason) -> Option<Pid> {
+    fn start_hook(&self, reason: &LostReason) -> Option<Pid> {
         let variables = [
             ("SYNCGUARD_KEY", Some(self.guard.key().as_str())),
             ("SYNCGUARD_FENCE", Some(&*self.guard.fence().to_string())),
@@ -291,29 +286,18 @@ fn has_ended(process: Pid) -> bool {
 }
 
 /// Returns the message about a lost lock.
-pub(crate) fn lost(reason: LostReason) -> String {
+pub(crate) fn lost(reason: &LostReason) -> String {
     match reason {
         LostReason::NotHeld => "lock lost: broken, or no longer in the store".to_owned(),
+        LostReason::Broken { by, reason } => {
+            let by = by.as_ref().map(|by| format!(" by {}", output::holder(by)));
+            let reason = reason.as_deref().map(|reason| format!(": {}", output::printable(reason)));
+            format!("lock lost: broken{}{}", by.unwrap_or_default(), reason.unwrap_or_default())
+        }
         LostReason::Expiring | LostReason::Unreachable => {
             "lock lost: it could not be renewed in time".to_owned()
         }
         reason => format!("lock lost: {reason}"),
-    }
-}
-
-/// Completes when the lock is no longer in the store, if the store sends notifications.
-async fn broken(backend: &AnyBackend, guard: &LockGuard<AnyBackend>) {
-    /// Shorter commands need no subscription.
-    const FIRST: Duration = Duration::from_secs(1);
-    /// Limits lookups, because several keys may share notifications.
-    const AT_MOST_EVERY: Duration = Duration::from_millis(100);
-    tokio::time::sleep(FIRST).await;
-    let Some(mut notifications) = backend.subscribe(guard.key()).await else {
-        return std::future::pending().await;
-    };
-    while !matches!(backend.lookup_id(&guard.lock_id()).await, Ok(None)) {
-        notifications.notified().await;
-        tokio::time::sleep(AT_MOST_EVERY).await;
     }
 }
 

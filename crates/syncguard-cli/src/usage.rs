@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use crate::args::{Cli, Command};
+use crate::args::{Cli, Command, Run};
 use crate::exit::{Failure, USAGE};
 use crate::output;
 
@@ -97,8 +97,22 @@ pub(crate) fn check(cli: &mut Cli) -> Result<(), Failure> {
         let message = "--hold-at-least must not be longer than --max-hold";
         return Err(Failure::new(USAGE, message).hint("increase --max-hold"));
     }
+    if run.waiting.holder.label.is_none() {
+        run.waiting.holder.label = name_of(run);
+    }
     if let Some(command) = run.shell_command.take() {
         run.command = vec!["/bin/sh".into(), "-c".into(), command];
     }
     Ok(())
+}
+
+/// Returns the name of the command without its arguments, which may be secret.
+fn name_of(run: &Run) -> Option<String> {
+    if let Some(shell_command) = &run.shell_command {
+        let shell_command = shell_command.to_string_lossy();
+        // Assignments before the command are not its name, and may be secret too.
+        let name = shell_command.split_whitespace().find(|word| !word.contains('='));
+        return name.map(str::to_owned);
+    }
+    run.command.first().map(|command| command.to_string_lossy().into_owned())
 }

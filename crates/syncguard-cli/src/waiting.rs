@@ -1,5 +1,6 @@
 //! Waits for a lock: retries after store errors, shows progress, and ends on Ctrl-C.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -106,7 +107,13 @@ pub(crate) async fn locker(
         _ => options,
     };
     let backend = Reporting::around(backend, context.output, key);
-    Ok(Locker::builder(backend).options(options).build()?)
+    let builder = Locker::builder(backend).options(options);
+    let builder = match (&waiting.holder.label, waiting.holder.no_holder) {
+        (_, true) => builder.no_holder(),
+        (Some(label), false) => builder.holder(label),
+        (None, false) => builder,
+    };
+    Ok(builder.build()?)
 }
 
 /// Connects to the store, and retries after retryable errors until the deadline.
@@ -162,6 +169,7 @@ pub(crate) async fn obtain(
     waiting: &Waiting,
 ) -> Result<Obtained, Failure> {
     let started = Instant::now();
+    let backend = OnceLock::from(locker.backend().clone());
     let acquiring = async {
         if waiting.no_wait || waiting.wait == WaitLimit::For(Duration::ZERO) {
             return locker.try_lock(key).await;
@@ -192,7 +200,7 @@ pub(crate) async fn obtain(
                 }
             }
         },
-        () = indicate(context, key) => unreachable!("BUG: progress never completes"),
+        () = indicate(context, key, &backend) => unreachable!("BUG: progress never completes"),
     }
 }
 

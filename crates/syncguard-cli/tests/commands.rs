@@ -4,7 +4,7 @@
 mod support;
 
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{BufRead as _, Write as _};
 use std::path::Path;
 use std::process::Stdio;
 
@@ -52,13 +52,15 @@ fn json_output_has_the_documented_fields() {
         let status = json(&store.run(&["status", "k", "--format", "json"]));
         assert_eq!(status["locked"], true);
         assert_eq!(status["lock"]["fence"], "000000000000001");
+        assert!(status["lock"]["holder"]["pid"].is_u64(), "{status}");
         let list = store.run(&["ls", "--format", "json"]);
         assert!(!stdout(&list).contains(&lock_id), "ls shows no lock ids");
         let list = json(&list);
         assert_eq!(list["locks"].as_array().expect("a list").len(), 1);
-        assert!(list["locks"][0].get("key").is_none(), "sanitized");
-        let list = json(&store.run(&["ls", "--raw", "--format", "json"]));
         assert_eq!(list["locks"][0]["key"], "k");
+        assert!(list["locks"][0]["keyHash"].is_string());
+        let list = json(&store.run(&["ls", "--hashed", "--format", "json"]));
+        assert!(list["locks"][0].get("key").is_none(), "hashed");
         let extended = json(&store.run(&["extend", &lock_id, "--format", "json"]));
         assert_eq!(extended["extended"], true);
         let broken = json(&store.run(&["break", "k", "--yes", "--format", "json"]));
@@ -90,11 +92,135 @@ fn ls_lists_only_held_locks() {
             );
         }
         let shown = stdout(&store.run(&["ls"]));
-        assert_eq!(shown.lines().count(), 5, "{shown}");
-        assert!(!shown.contains("key"), "{shown}");
-        let raw = stdout(&store.run(&["ls", "--raw"]));
-        assert!(raw.lines().all(|line| line.contains("key") && !line.contains('\u{1b}')), "{raw}");
+        let (header, rows) = shown.split_once('\n').expect("a header");
+        let columns: Vec<&str> =
+            header.split("  ").map(str::trim).filter(|c| !c.is_empty()).collect();
+        assert_eq!(columns, ["KEY", "HOLDER", "HELD FOR", "EXPIRES IN", "FENCE"]);
+        assert_eq!(rows.lines().count(), 5, "{shown}");
+        assert!(rows.lines().is_sorted(), "{shown}");
+        let is_escaped = |line: &str| line.starts_with("key\\u{1b}[2J") && !line.contains('\u{1b}');
+        assert!(rows.lines().all(is_escaped), "{shown}");
+        assert!(rows.lines().all(|line| line.contains(", pid ")), "{shown}");
+        let hashed = stdout(&store.run(&["ls", "--hashed"]));
+        assert!(!hashed.contains("key"), "{hashed}");
     }
+}
+
+#[test]
+fn ls_selects_by_prefix_holder_age_and_count() {
+    for store in Store::all() {
+        for (key, label) in [("a:1", "web"), ("a:2", "worker"), ("b:1", "worker")] {
+            assert_eq!(store.code(&["acquire", "-q", "-k", key, "--label", label]), 0);
+        }
+        let keys = |options: &[&str]| {
+            let output = store.run(&[&["ls", "--format", "json"], options].concat());
+            let list = json(&output);
+            let keys = list["locks"].as_array().expect("a list").iter();
+            keys.map(|lock| lock["key"].as_str().expect("a key").to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(keys(&[]), ["a:1", "a:2", "b:1"]);
+        assert_eq!(keys(&["--prefix", "a:"]), ["a:1", "a:2"]);
+        assert_eq!(keys(&["--holder", "worker"]), ["a:2", "b:1"]);
+        assert_eq!(keys(&["--older-than", "1h"]), [""; 0]);
+        assert_eq!(keys(&["--older-than", "0ms", "--prefix", "b"]), ["b:1"]);
+        assert_eq!(keys(&["--limit", "2"]), ["a:1", "a:2"]);
+        let output = store.run(&["ls", "--limit", "2"]);
+        assert!(stderr(&output).contains("1 more locks are not shown"), "{}", stderr(&output));
+        let no_holder = ["acquire", "-q", "-k", "c", "--no-holder"];
+        assert_eq!(store.code(&no_holder), 0);
+        let status = stdout(&store.run(&["status", "c"]));
+        assert!(status.starts_with("held for "), "{status}");
+    }
+}
+
+#[test]
+fn ls_and_status_count_waiting_processes() {
+    for store in Store::all().into_iter().filter(|store| store.emulator.is_none()) {
+        assert_eq!(store.code(&["acquire", "-q", "-k", "k"]), 0);
+        let waiters =
+            || json(&store.run(&["status", "k", "--format", "json"]))["lock"]["waiters"].clone();
+        assert_eq!(waiters(), 0);
+        let mut waiting = ["1", "2"].map(|_| {
+            let mut command =
+                store.command(&["run", "-q", "-k", "k", "--wait", "20s", "--", "true"]);
+            command.spawn().expect("runs")
+        });
+        support::eventually("both wait", || waiters() == 2);
+        let listed = json(&store.run(&["ls", "--waiters", "--format", "json"]));
+        assert_eq!(listed["locks"][0]["waiters"], 2);
+        let status = stdout(&store.run(&["status", "k"]));
+        assert!(status.contains(", 2 processes wait"), "{status}");
+        assert_eq!(store.code(&["break", "-q", "k", "--yes"]), 0);
+        for child in &mut waiting {
+            assert!(support::end_of(child).success());
+        }
+    }
+}
+
+/// Reads lines of a child until one of them fits.
+fn line_with(lines: &mut impl Iterator<Item = std::io::Result<String>>, event: &str) -> Value {
+    for line in lines {
+        let line: Value = serde_json::from_str(&line.expect("text")).expect("JSON");
+        if line["event"] == event {
+            return line;
+        }
+    }
+    panic!("no {event}")
+}
+
+#[test]
+fn watch_prints_a_line_for_every_change() {
+    for store in Store::all() {
+        assert_eq!(store.code(&["setup"]), 0);
+        for keys in [&["k"][..], &[]] {
+            let arguments = [&["watch", "--format", "json", "--interval", "100ms"], keys].concat();
+            let mut watching = store.command(&arguments);
+            let mut watching = watching.stdout(Stdio::piped()).spawn().expect("runs");
+            let mut lines = std::io::BufReader::new(watching.stdout.take().expect("piped")).lines();
+            // It has looked once before the lock is taken.
+            std::thread::sleep(std::time::Duration::from_millis(1500));
+            let taken =
+                json(&store.run(&["acquire", "-k", "k", "--label", "me", "--format", "json"]));
+            let acquired = line_with(&mut lines, "acquired");
+            assert_eq!((&acquired["key"], &acquired["fence"]), (&"k".into(), &taken["fence"]));
+            assert_eq!(acquired["holder"]["label"], "me");
+            let lock_id = taken["lockId"].as_str().expect("a text");
+            assert_eq!(store.code(&["release", lock_id]), 0);
+            let released = line_with(&mut lines, "released");
+            assert!(released["durationMs"].is_u64(), "{released}");
+            assert_eq!(store.code(&["acquire", "-q", "-k", "k", "--ttl", "200ms"]), 0);
+            line_with(&mut lines, "acquired");
+            line_with(&mut lines, "expired");
+            assert_eq!(store.code(&["acquire", "-q", "-k", "k"]), 0);
+            line_with(&mut lines, "acquired");
+            assert_eq!(store.code(&["break", "-q", "k", "--yes", "--reason", "a test"]), 0);
+            // Firestore has no place for the note.
+            if store.emulator.is_none() {
+                let broken = line_with(&mut lines, "broken");
+                assert_eq!(broken["reason"], "a test");
+                assert!(broken["by"]["pid"].is_u64(), "{broken}");
+            } else {
+                line_with(&mut lines, "released");
+            }
+            watching.kill().expect("runs");
+            watching.wait().expect("ends");
+        }
+    }
+}
+
+#[test]
+fn a_watch_goes_on_after_the_store_was_away_and_says_so() {
+    let Some(mut store) = Store::redis() else { return };
+    let mut watching = store.command(&["watch", "k", "--format", "json", "--interval", "100ms"]);
+    let mut watching = watching.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("runs");
+    let mut lines = std::io::BufReader::new(watching.stdout.take().expect("piped")).lines();
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    store.redis.as_mut().expect("Redis").crash_and_restart();
+    assert!(line_with(&mut lines, "gap")["durationMs"].is_u64());
+    assert_eq!(store.code(&["acquire", "-q", "-k", "k"]), 0);
+    assert_eq!(line_with(&mut lines, "acquired")["key"], "k");
+    watching.kill().expect("runs");
+    watching.wait().expect("ends");
 }
 
 #[test]
@@ -210,6 +336,7 @@ fn help_matches_the_snapshots() {
         "wait",
         "owns",
         "ls",
+        "watch",
         "break",
         "explain-key",
         "url",

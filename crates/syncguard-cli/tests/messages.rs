@@ -21,7 +21,7 @@ fn is_clean(text: &str) -> bool {
 fn control_characters_are_escaped_and_not_dropped() {
     for store in Store::all() {
         assert_eq!(store.code(&["acquire", "-q", "-k", NASTY]), 0);
-        for arguments in [vec!["ls", "--raw"], vec!["explain-key", NASTY]] {
+        for arguments in [vec!["ls"], vec!["explain-key", NASTY]] {
             let json = [&arguments[..], &["--format", "json"]].concat();
             let shown = stdout(&store.run(&json));
             assert!(is_clean(&shown), "{shown:?}");
@@ -109,7 +109,10 @@ fn verbose_reports_waiting_without_a_terminal() {
     let store = Store::sqlite();
     assert_eq!(store.code(&["acquire", "-q", "-k", "k"]), 0);
     let output = store.run(&["run", "-v", "-k", "k", "--wait", "1s", "--", "true"]);
-    assert!(stderr(&output).contains("syncguard: waiting for 'k'"), "{}", stderr(&output));
+    let said = stderr(&output);
+    let line = said.lines().find(|line| line.starts_with("syncguard: waiting for k: held by "));
+    let line = line.unwrap_or_else(|| panic!("{said}"));
+    assert!(line.contains(", pid ") && line.contains(", syncguard, for "), "{line}");
     assert!(!stderr(&output).contains('\u{1b}'), "{}", stderr(&output));
 }
 
@@ -246,7 +249,12 @@ fn status_and_break_print_readable_text() {
     assert_eq!(store.code(&["acquire", "-q", "-k", "k", "--ttl", "1m"]), 0);
     std::thread::sleep(Duration::from_millis(1100));
     let shown = stdout(&store.run(&["status", "k"]));
-    let parts = ["held for ", "s, expires in 5", "s unless renewed, fence 000000000000001\n"];
+    let parts = [
+        "held by ",
+        ", syncguard, for ",
+        "s, expires in 5",
+        "s unless renewed, fence 000000000000001\n",
+    ];
     assert!(
         shown.starts_with(parts[0]) && parts.iter().all(|part| shown.contains(part)),
         "{shown}"

@@ -93,7 +93,7 @@ fn a_broken_lock_ends_the_command_before_the_next_renewal() {
         let options = ["--key", "k", "--ttl", "10m"];
         let mut child = store.background(&options, "echo $$ >$FOLDER/pid; exec sleep 60");
         let pid = store.wait_for("pid");
-        // It subscribes once the command has run for a second.
+        // The guard watches its lock from 100 ms on.
         std::thread::sleep(Duration::from_millis(1500));
         assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
         assert_eq!(end_of(&mut child).code(), Some(123));
@@ -110,7 +110,7 @@ fn on_lost_runs_when_the_lock_is_lost() {
     store.wait_for("held");
     assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
     assert_eq!(end_of(&mut child).code(), Some(123));
-    assert_eq!(store.wait_for("lost"), "k not-held");
+    assert_eq!(store.wait_for("lost"), "k broken");
     // It does not run if the lock is not lost.
     std::fs::remove_file(store.path("lost")).expect("written");
     assert_eq!(store.code(&["run", "-q", "--key", "k", "--on-lost", hook, "--", "true"]), 0);

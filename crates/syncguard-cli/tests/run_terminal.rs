@@ -109,7 +109,8 @@ fn waiting_shows_a_progress_line() {
     store.wait_for("held");
     let command = "$SYNCGUARD run --key k --wait 1500ms -- true; echo \"code $?\"";
     let shown = stdout(&script(&store, command).wait_with_output().expect("it ends"));
-    assert!(shown.contains("waiting for 'k' (0s), Ctrl-C to cancel"), "{shown}");
+    assert!(shown.contains("waiting for k: held by "), "{shown}");
+    assert!(shown.contains(", sh, for 0s, Ctrl-C to cancel"), "{shown}");
     assert!(shown.contains("code 124"), "{shown}");
     holder.wait().expect("it ends");
 }

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use support::{Call, Fault, Faulty, key, locker, ms, ttl_ms};
 use syncguard::backend::{AcquireOutcome, AcquireRequest};
+use syncguard::testing::LocalClock;
 use syncguard::{
-    Backoff, CancellationToken, ErrorCode, Jitter, LockBackend, LockOptions, ReleaseOutcome,
-    RetryPolicy,
+    Backoff, CancellationToken, ErrorCode, HolderInfo, Jitter, LockBackend, LockOptions, Locker,
+    ReleaseOutcome, RetryPolicy,
 };
 use tokio::time::Instant;
 
@@ -167,7 +168,7 @@ async fn a_lock_whose_answer_comes_with_the_deadline_is_not_taken() {
     // The thread is held up, so that the answer and the deadline are seen in the same poll.
     let backend = Faulty::new();
     let options = LockOptions::default().timeout(ms(20));
-    let locker = syncguard::Locker::builder(backend.clone()).options(options).build();
+    let locker = Locker::builder(backend.clone()).options(options).build();
     let locker = locker.expect("in a runtime");
     backend.fail_next(Call::Acquire, Fault::Blocks(ms(60)));
     let error = locker.lock("k").await.expect_err("too late");
@@ -615,10 +616,28 @@ async fn shutdown_ends_waits_and_refuses_new_ones() {
 
 #[tokio::test]
 async fn many_keys_used_once_leave_no_queue() {
-    let locker = syncguard::Locker::new(syncguard::MemoryBackend::new()).expect("in a runtime");
+    let locker = Locker::new(syncguard::MemoryBackend::new()).expect("in a runtime");
     for number in 0..100_000 {
         let guard = locker.lock(format!("key {number}")).await.expect("free");
         guard.release().await.expect("works");
     }
     assert!(format!("{locker:?}").contains("keys: 0"), "{locker:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_names_the_holder_and_not_in_its_text() {
+    let backend = Faulty::new();
+    let options = LockOptions::default().ttl(ttl_ms(60_000)).timeout(ms(100));
+    let holder = Locker::builder(backend.clone()).clock(LocalClock::Tokio).holder("elsewhere");
+    let holder = holder.options(options.clone()).build().expect("valid");
+    let _guard = holder.lock("k").await.expect("free");
+    let waiter = locker(&backend, options);
+    let error = waiter.lock("k").await.expect_err("held");
+    let label =
+        |error: &syncguard::Error| error.holder().and_then(HolderInfo::label).map(str::to_owned);
+    assert_eq!(label(&error).as_deref(), Some("elsewhere"));
+    assert!(!error.to_string().contains("elsewhere"), "{error}");
+    // Held in this process: known without asking.
+    let error = holder.lock("k").await.expect_err("held");
+    assert_eq!(label(&error).as_deref(), Some("elsewhere"));
 }

@@ -3,7 +3,8 @@
 use std::io::{BufRead, IsTerminal, Write};
 
 use serde::Serialize;
-use syncguard::{LockBackend, diagnostics};
+use syncguard::backend::BreakNote;
+use syncguard::{HolderInfo, LockBackend, diagnostics};
 
 use crate::Context;
 use crate::args::Break;
@@ -28,6 +29,9 @@ pub(crate) async fn run(context: &Context, args: Break) -> Result<u8, Failure> {
          check fences refuse its writes",
         describe(&shown.info)
     );
+    let user = std::env::var("USER").ok().filter(|user| !user.is_empty());
+    let by = HolderInfo::of_this_process(Some(user.as_deref().unwrap_or("break")));
+    let note = BreakNote::new(Some(by), args.reason.as_deref());
     if args.yes {
         context.output.note(&consequences);
     } else {
@@ -38,7 +42,7 @@ pub(crate) async fn run(context: &Context, args: Break) -> Result<u8, Failure> {
         context.output.note("nothing was broken");
         return Ok(NO);
     }
-    let broken = diagnostics::break_lock(&backend, &shown).await?;
+    let broken = diagnostics::break_lock_with(&backend, &shown, note).await?;
     context.output.data(&Broken { broken }, || {
         if broken {
             "broken\n".to_owned()

@@ -1,16 +1,15 @@
-//! `status`, `owns`, `ls` and `explain-key`: commands that change nothing.
+//! `status`, `owns` and `explain-key`: commands that change nothing.
 
 use std::fmt::Write;
 
 use serde::Serialize;
-use syncguard::LockBackend;
 use syncguard::backend::{Clock, SystemClock};
-use syncguard::diagnostics::{self, LockInfo, LockInfoRaw};
+use syncguard::diagnostics::{self, LockInfo};
 
 use crate::Context;
-use crate::args::{Ls, OneId, OneKey};
+use crate::args::{OneId, OneKey};
 use crate::commands::locks::lock_id;
-use crate::exit::{FAILED, Failure, NO};
+use crate::exit::{Failure, NO};
 use crate::output;
 use crate::waiting;
 
@@ -25,26 +24,20 @@ struct Owns {
     owns: bool,
 }
 
-#[derive(Serialize)]
-struct Listed {
-    #[serde(flatten)]
-    info: LockInfo,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    key: Option<String>,
-}
-
-#[derive(Serialize)]
-struct List {
-    locks: Vec<Listed>,
-}
-
-/// Describes how long a lock has been held, when it expires, and its fence.
+/// Describes by whom and how long a lock has been held, when it expires, its fence and its waiters.
 pub(crate) fn describe(info: &LockInfo) -> String {
     let now = SystemClock.now();
     let (held, left) = (now.since(info.acquired_at), info.expires_at.since(now));
+    let by = info.holder.as_ref().map(|by| format!("by {}, ", output::holder(by)));
     let fence = info.fence.map_or_else(String::new, |fence| format!(", fence {fence}"));
+    let waiting = match info.waiters {
+        None | Some(0) => String::new(),
+        Some(1) => ", 1 process waits".to_owned(),
+        Some(count) => format!(", {count} processes wait"),
+    };
     format!(
-        "for {}, expires in {} unless renewed{fence}",
+        "{}for {}, expires in {} unless renewed{fence}{waiting}",
+        by.unwrap_or_default(),
         output::duration(held),
         output::duration(left)
     )
@@ -69,43 +62,6 @@ pub(crate) async fn owns(context: &Context, args: OneId) -> Result<u8, Failure> 
     let text = if owns { "yes\n" } else { "no\n" };
     context.output.data(&Owns { owns }, || text.to_owned())?;
     Ok(if owns { 0 } else { NO })
-}
-
-pub(crate) async fn ls(context: &Context, args: Ls) -> Result<u8, Failure> {
-    let backend = context.target.connect_existing().await?;
-    let admin =
-        backend.admin().ok_or_else(|| Failure::new(FAILED, "this store cannot list its locks"))?;
-    let (mut found, mut next) = (Vec::new(), None);
-    loop {
-        let page = admin.list(next.as_ref()).await?;
-        found.extend(page.locks.into_iter().map(LockInfoRaw::from));
-        next = page.next;
-        if next.is_none() {
-            break;
-        }
-    }
-    found.sort_by_key(|lock| lock.info.acquired_at);
-    // A store may list a lock twice.
-    found.dedup_by(|one, two| one.info.lock_id_hash == two.info.lock_id_hash);
-    let listed = |lock: LockInfoRaw| Listed {
-        key: args.raw.then(|| lock.key.as_str().to_owned()),
-        info: lock.info,
-    };
-    let list = List { locks: found.into_iter().map(listed).collect() };
-    context.output.data(&list, || {
-        let mut text = String::new();
-        for lock in &list.locks {
-            let hash = lock.info.key_hash.to_string();
-            let name = lock.key.as_deref().map_or(hash, output::printable);
-            let described = describe(&lock.info);
-            writeln!(text, "{name}  held {described}").unwrap_or_default();
-        }
-        text
-    })?;
-    if list.locks.is_empty() {
-        context.output.note("no locks are held");
-    }
-    Ok(0)
 }
 
 #[derive(Serialize)]

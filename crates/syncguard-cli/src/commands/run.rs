@@ -55,7 +55,6 @@ pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
     let held_since = Instant::now();
     let supervision = Supervision {
         context,
-        backend: locker.backend(),
         guard: &guard,
         watcher: &mut watcher,
         ttl,
@@ -73,7 +72,7 @@ pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
         drop(watcher);
         None
     };
-    if let Ok(Outcome::Lost(reason)) = outcome {
+    if let Ok(Outcome::Lost(reason)) = &outcome {
         // A lost lock is not released, and its id is not needed.
         let _lock_id = guard.detach();
         return Err(Failure::new(LOST, format!("{}; the command was terminated", lost(reason))));
@@ -84,7 +83,7 @@ pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
     drop(locker.shutdown_within(RELEASE_LIMIT).await);
     drop(watcher);
     if !was_held && outcome.is_ok() {
-        let why = lost(LostReason::NotHeld);
+        let why = lost(&LostReason::NotHeld);
         let message = format!("{why}; the command may have run without it");
         return Err(Failure::new(LOST, message));
     }

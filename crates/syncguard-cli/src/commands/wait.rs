@@ -1,5 +1,6 @@
 //! `wait`: waits until a lock is free, without acquiring it.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use syncguard::{AnyBackend, Key, LockBackend, diagnostics};
@@ -16,12 +17,13 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) async fn wait(context: &Context, args: Wait) -> Result<u8, Failure> {
     let key = waiting::key_to_look_at(&args.key)?;
     let deadline = waiting::deadline(args.limit);
-    let waiting = until_free(context, &args, &key, deadline);
+    let backend = OnceLock::new();
+    let waiting = until_free(context, &args, &key, deadline, &backend);
     tokio::select! {
         biased;
         signal = signals::ending() => Ok(signals::die_by(signal as i32)),
         free = waiting => free.map(|()| 0),
-        () = indicate(context, &key) => unreachable!("BUG: progress never completes"),
+        () = indicate(context, &key, &backend) => unreachable!("BUG: progress never completes"),
     }
 }
 
@@ -30,6 +32,7 @@ async fn until_free(
     args: &Wait,
     key: &Key,
     deadline: Option<Instant>,
+    connected: &OnceLock<AnyBackend>,
 ) -> Result<(), Failure> {
     let fail_fast = args.conflict.fail_fast;
     // A missing SQLite file is an error; an unreachable store is retried.
@@ -38,6 +41,7 @@ async fn until_free(
         Err(failure) if fail_fast || !failure.may_pass() => return Err(failure),
         Err(_may_pass) => waiting::connect_until(context, deadline).await?,
     };
+    connected.set(backend.clone()).unwrap_or_default();
     loop {
         let trouble = match diagnostics::get_by_key(&backend, key).await {
             Ok(None) => return Ok(()),

@@ -73,6 +73,8 @@ impl<B: LockBackend> LeaseTask<B> {
         /// is found, because on some stores several keys share their notifications.
         const PAUSE: Duration = Duration::from_millis(20);
         const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+        /// When to look again after an error.
+        const LOOK_AGAIN: Duration = Duration::from_secs(1);
         /// When to try again after a subscription that failed.
         const AGAIN: Duration = Duration::from_secs(10);
         let lease = &self.0;
@@ -86,8 +88,14 @@ impl<B: LockBackend> LeaseTask<B> {
             let mut pause = PAUSE;
             loop {
                 // The first look is for what happened before the subscription.
-                if matches!(backend.lookup_id(&lease.lock_id).await, Ok(None)) {
-                    lease.suspect_loss();
+                match backend.lookup_id(&lease.lock_id).await {
+                    Ok(None) => lease.suspect_loss(),
+                    Ok(Some(_)) => {}
+                    // What it was notified of is still unknown.
+                    Err(_) => {
+                        ticker.sleep(LOOK_AGAIN).await;
+                        continue;
+                    }
                 }
                 let looked_at = ticker.now();
                 ticker.sleep(pause).await;

@@ -91,8 +91,11 @@ fn text(key: &Key, held: Option<&Held>, waited: Duration, columns: usize) -> Str
     let after = match held {
         Some(held) => {
             let (by, time) = (output::holder(&held.by), whole(held.duration()));
-            // At least a few columns are left for the key.
-            let room = columns.saturating_sub(width(before) + width(&time) + width(BUTTON) + 30);
+            /// The least room for the key, if the terminal has that much.
+            const KEY: usize = 20;
+            let key = width(&output::printable(key.as_str())).min(KEY);
+            let others = width(before) + width(": held by , for ") + width(&time) + width(BUTTON);
+            let room = columns.saturating_sub(others + key + 1);
             format!(": held by {}, for {time}{BUTTON}", shortened(&by, room))
         }
         None => format!(" ({}){BUTTON}", whole(waited)),

@@ -35,7 +35,8 @@ fn bash_completes_commands_and_nothing_internal() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = stdout(&syncguard(&["completions", shell]).output().expect("runs"));
         assert!(script.contains("explain-key"), "{shell}");
-        assert!(!script.contains("__watch"), "{shell}");
+        let mut words = script.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+        assert!(!words.any(|word| word == "__watch"), "{shell}");
     }
 }
 

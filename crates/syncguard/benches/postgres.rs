@@ -38,6 +38,7 @@ fn main() {
     runtime.block_on(contention::tasks(&mut report, &server.url(), 16, demands));
     let demands = [Demand::AtMost(5.0), Demand::AtMost(1000.0)];
     contention::processes(&mut report, &server.url(), 4, 4, demands);
+    runtime.block_on(contention::time_to_detection(&mut report, &server.url()));
     runtime.block_on(quiet(&mut report, &server));
     report.finish("postgres");
 }

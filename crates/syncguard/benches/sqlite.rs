@@ -32,6 +32,7 @@ fn main() {
     let demands = [Demand::AtMost(5.0), Demand::AtMost(300.0)];
     contention::processes(&mut report, &url, 4, 1, demands);
     contention::processes(&mut report, &url, 8, 1, demands);
+    runtime.block_on(contention::time_to_detection(&mut report, &url));
     hammering(&mut report, &url);
     report.finish("sqlite");
 }

@@ -158,6 +158,8 @@ mod guide {
     struct Firestore;
     #[doc = include_str!("../../../docs/guide/getting-started.md")]
     struct GettingStarted;
+    #[doc = include_str!("../../../docs/guide/operating.md")]
+    struct Operating;
     #[cfg(feature = "postgres")]
     #[doc = include_str!("../../../docs/guide/postgres.md")]
     struct Postgres;

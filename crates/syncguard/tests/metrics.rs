@@ -97,6 +97,7 @@ fn waiting_holding_contention_and_loss_are_counted_without_keys() {
     assert_eq!(count("syncguard_operation_seconds"), 3);
     assert_eq!(count("syncguard_contended_total"), 1);
     assert_eq!(count("syncguard_wait_seconds"), 2);
+    assert_eq!(count("syncguard_queue_depth"), 2);
     assert_eq!(count("syncguard_hold_seconds"), 1);
     assert_eq!(count("syncguard_lost_total"), 1);
     assert!(!format!("{counts:?}").contains("canary"), "{counts:?}");

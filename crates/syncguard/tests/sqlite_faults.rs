@@ -19,8 +19,8 @@ use syncguard::backend::{
 };
 use syncguard::sqlite::SqliteConfig;
 use syncguard::{
-    Error, ErrorCode, ExtendOutcome, Key, LockBackend, LockId, LockOptions, Locker, NotHeldReason,
-    ReleaseOutcome, RetryPolicy, SqliteBackend, Ttl,
+    Error, ErrorCode, ExtendOutcome, HolderInfo, Key, LockBackend, LockId, LockOptions, Locker,
+    NotHeldReason, ReleaseOutcome, RetryPolicy, SqliteBackend, Ttl, diagnostics,
 };
 use test_support::TempDir;
 
@@ -416,4 +416,29 @@ async fn capabilities_and_error_contexts_are_correct() {
     let admin = backend.admin().expect("it has one");
     let error = admin.list(None).await.expect_err("no folder");
     assert_eq!(check(error, "list", None, None), ErrorCode::ServiceUnavailable);
+}
+
+/// A file of an earlier release has no place for holders. It gets one when it is opened, and a
+/// process of that release continues to use it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_an_earlier_release_gets_holders_and_stays_usable() {
+    let folder = TempDir::new();
+    let path = file(&folder);
+    drop(open(&path).await);
+    let earlier = raw(&path);
+    earlier.execute_batch("ALTER TABLE syncguard_locks DROP COLUMN holder").expect("works");
+    let backend = open(&path).await;
+    let holder = HolderInfo::of_this_process(Some("new"));
+    let named = request("k").with_holder(Some(holder.clone()));
+    let outcome = backend.acquire(&named).await.expect("works");
+    assert!(matches!(outcome, AcquireOutcome::Acquired(_)), "{outcome:?}");
+    let held_by = async || {
+        let found = diagnostics::get_by_key(&backend, &key("k")).await.expect("works");
+        found.expect("held").holder
+    };
+    assert_eq!(held_by().await, Some(holder));
+    let replace = "INSERT OR REPLACE INTO syncguard_locks (key, lock_id, fence, acquired_at_ms, \
+                   expires_at_ms) VALUES ('k', 'AAAAAAAAAAAAAAAAAAAAAA', 2, 1, ?1)";
+    earlier.execute(replace, [now_ms() + 60_000]).expect("works");
+    assert_eq!(held_by().await, None);
 }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use syncguard::backend::Fenced;
-use syncguard::{AnyBackend, LockBackend, LockOptions, Locker};
+use syncguard::{AnyBackend, LockBackend, LockOptions, Locker, diagnostics};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::{Demand, Report, percentile};
@@ -73,6 +73,29 @@ where
         }
     })
     .await
+}
+
+/// Measures how long a guard with renewal takes to notice that another process has broken its lock.
+/// Without notifications it would notice at its next renewal, up to 10 seconds later.
+pub(crate) async fn time_to_detection(report: &mut Report, url: &str) {
+    const COUNT: usize = 20;
+    /// Longer than a guard waits before it watches its lock.
+    const HELD: Duration = Duration::from_millis(300);
+    let locker = Locker::builder(syncguard::connect(url).await.unwrap()).renew().build().unwrap();
+    let breaker = syncguard::connect(url).await.unwrap();
+    let mut times = Vec::new();
+    for number in 0..COUNT {
+        let guard = locker.lock(format!("loss:{number}")).await.unwrap();
+        tokio::time::sleep(HELD).await;
+        let shown = diagnostics::get_by_key_raw(&breaker, guard.key()).await.unwrap().unwrap();
+        let started = Instant::now();
+        assert!(diagnostics::break_lock(&breaker, &shown).await.unwrap());
+        guard.lost().await;
+        times.push(started.elapsed().as_secs_f64() * 1e3);
+    }
+    let (half, most) = (percentile(&mut times, 50.0), percentile(&mut times, 100.0));
+    report.check("time to detect a broken lock, median", half, "ms", Demand::AtMost(100.0));
+    report.check("time to detect a broken lock, longest", most, "ms", Demand::AtMost(1000.0));
 }
 
 /// Measures tasks on one key. Handovers per second and the longest wait have demands.

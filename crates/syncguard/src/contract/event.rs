@@ -170,6 +170,8 @@ pub enum EngineEvent {
         waited: Duration,
         /// The number of acquire attempts at the store.
         attempts: u32,
+        /// How many tasks of this process held or waited for the lock when this wait began.
+        queued_behind: u32,
     },
     /// A guard was released or dropped.
     #[non_exhaustive]

@@ -35,6 +35,8 @@ pub(super) struct Wait<'a, B: LockBackend> {
     last_error: Mutex<Option<Error>>,
     /// Whether the wait timed out after such an error.
     has_failed: AtomicBool,
+    /// How many tasks of this process held or waited for the lock before.
+    queued_behind: AtomicU32,
     /// Makes a shutdown wait for what is in progress here, until this is dropped.
     under_way: OnceLock<TaskTrackerToken>,
     outcome: WaitOutcome,
@@ -61,6 +63,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             },
             last_error: Mutex::new(None),
             has_failed: AtomicBool::new(false),
+            queued_behind: AtomicU32::new(0),
             under_way: OnceLock::new(),
             // The outcome if the caller drops the wait.
             outcome: WaitOutcome::Cancelled,
@@ -181,6 +184,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     /// Waits to become the head of the queue within this process, then for the lock.
     async fn in_order(&self) -> Result<LockGuard<B>> {
         let ticket = self.call.context.engine.wait_queues.enter(self.call.key);
+        self.queued_behind.store(ticket.ahead, Ordering::Relaxed);
         let queue = &*ticket.queue;
         let (mut head, schedule, is_new) = if let Ok(head) = queue.head.try_lock() {
             (head, None, true)
@@ -492,6 +496,7 @@ impl<B: LockBackend> Drop for Wait<'_, B> {
             outcome: self.outcome,
             waited: self.call.context.engine.ticker.now().since(self.call.started),
             attempts: self.call.attempts.load(Ordering::Relaxed),
+            queued_behind: self.queued_behind.load(Ordering::Relaxed),
         });
     }
 }

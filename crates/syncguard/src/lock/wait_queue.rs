@@ -169,8 +169,9 @@ impl WaitQueues {
 
     /// Enters the queue of a key. Dropping the ticket leaves it.
     pub(super) fn enter<'a>(&'a self, key: &'a Key) -> Ticket<'a> {
-        let queue = self.add_ticket(key, |_queue| {});
-        Ticket { wait_queues: self, key, queue, has_become_a_hold: AtomicBool::new(false) }
+        let (queue, ahead) = self.add_ticket(key, |_queue| {});
+        let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
+        Ticket { wait_queues: self, key, queue, ahead, has_become_a_hold: AtomicBool::new(false) }
     }
 
     /// Records that this process holds the lock of a key, until [`Self::note_released`].
@@ -202,17 +203,18 @@ impl WaitQueues {
         }
     }
 
-    fn add_ticket(&self, key: &Key, note: impl FnOnce(&WaitQueue)) -> Arc<WaitQueue> {
+    /// Returns the queue, and how many tickets it had before.
+    fn add_ticket(&self, key: &Key, note: impl FnOnce(&WaitQueue)) -> (Arc<WaitQueue>, usize) {
         let mut shard = self.by_key.shard_of(key);
         if let Some(entry) = shard.get_mut(key) {
             entry.tickets += 1;
             note(&entry.queue);
-            return Arc::clone(&entry.queue);
+            return (Arc::clone(&entry.queue), entry.tickets - 1);
         }
         let queue = Arc::<WaitQueue>::default();
         note(&queue);
         shard.insert(key.clone(), Entry { queue: Arc::clone(&queue), tickets: 1 });
-        queue
+        (queue, 0)
     }
 
     fn remove_ticket(&self, key: &Key, note: impl FnOnce(&WaitQueue)) {
@@ -243,6 +245,8 @@ pub(super) struct Ticket<'a> {
     wait_queues: &'a WaitQueues,
     key: &'a Key,
     pub(super) queue: Arc<WaitQueue>,
+    /// How many tasks of this process held or waited for the lock before.
+    pub(super) ahead: u32,
     has_become_a_hold: AtomicBool,
 }
 

@@ -123,7 +123,10 @@ impl PostgresBackend {
         };
         let backend = Self { shared: Arc::new(shared) };
         let findings = backend.read_findings().await.map_err(|error| named(error, "connect"))?;
-        backend.look_for_holder_column().await;
+        if config.pool.is_some() {
+            // Connections of our own look for it when they are opened.
+            backend.look_for_holder_column().await;
+        }
         for finding in findings.iter().filter(|finding| finding.subject() != "tables") {
             tracing::warn!(subject = finding.subject(), "{finding}");
         }
@@ -145,9 +148,10 @@ impl PostgresBackend {
     /// Finds out whether the lock table has the column `holder`. A table of the TypeScript
     /// implementation does not, until `setup_schema` adds it; then nothing is stored about holders.
     async fn look_for_holder_column(&self) {
-        // It fails without a table.
         let found = self.run(Urgency::Ordinary, (&self.shared.statements.has_holder, &[])).await;
-        self.shared.pool.note_holders(found.is_ok_and(|rows| !rows.is_empty()));
+        if let Ok(rows) = found {
+            self.shared.pool.note_holders(!rows.is_empty());
+        }
         *self.shared.looked_for_holder.lock().unwrap_or_else(PoisonError::into_inner) =
             Instant::now();
     }

@@ -226,12 +226,14 @@ impl Pool {
         self.stores_holders.load(Ordering::Relaxed)
     }
 
-    /// Records whether the lock table has the column `holder`. Connections that prepared their
-    /// statements before it had are replaced.
-    pub(super) fn note_holders(&self, are_stored: bool) {
-        if self.stores_holders.swap(are_stored, Ordering::Relaxed) != are_stored {
+    /// Records whether the lock table has the column `holder`. If that is new, all connections are
+    /// replaced, because they have prepared other statements, and it returns `true`.
+    pub(super) fn note_holders(&self, are_stored: bool) -> bool {
+        let is_new = self.stores_holders.swap(are_stored, Ordering::Relaxed) != are_stored;
+        if is_new {
             self.distrust(self.epoch());
         }
+        is_new
     }
 
     /// Replaces all connections, because what happened on this one affects all: the idle ones at
@@ -313,7 +315,7 @@ impl Pool {
     }
 
     async fn open(&self) -> Result<PooledConnection> {
-        let epoch = self.epoch();
+        let mut epoch = self.epoch();
         let mut opened = self.connector.open(self.is_pooled()).await?;
         if opened.is_none() {
             self.note_pooler();
@@ -323,9 +325,16 @@ impl Pool {
         let mut driver = Some(Box::pin(driver));
         let timeout = self.response_timeout;
         let preparing = async {
-            if !self.is_pooled() && client.query_typed(transaction::IS_OURS, &[]).await?.is_empty()
-            {
+            let has_holder = &self.statements.has_holder.text;
+            let (ours, holder) = tokio::join!(
+                client.query_typed(transaction::IS_OURS, &[]),
+                client.query_typed(has_holder, &[])
+            );
+            if !self.is_pooled() && ours?.is_empty() {
                 self.note_pooler();
+            }
+            if self.note_holders(!holder?.is_empty()) {
+                epoch = self.epoch();
             }
             if self.is_pooled() {
                 return Ok(Vec::new());

@@ -99,7 +99,7 @@ const SENSIBLE: &str = "fence ~ '^[0-9]{15}$'";
 /// The holder of a row, or NULL if the table has no such column.
 const HOLDER: &str = "to_jsonb(l)->>'holder'";
 
-const HAS_HOLDER: &str = "SELECT FROM pg_attribute WHERE attrelid = '{locks}'::regclass \
+const HAS_HOLDER: &str = "SELECT FROM pg_attribute WHERE attrelid = to_regclass('{locks}') \
                           AND attname = 'holder' AND NOT attisdropped \
                           AND has_column_privilege(attrelid, attnum, 'INSERT') \
                           AND has_column_privilege(attrelid, attnum, 'UPDATE')";

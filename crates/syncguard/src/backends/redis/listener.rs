@@ -233,8 +233,10 @@ async fn track(
         };
         for name in names {
             let Some(before) = tracked.records().get(&name).cloned() else { continue };
-            // If the connection is lost, all records are read again on the next one.
-            let Ok(holder) = read_holder(&mut connection, &name).await else { return };
+            let Ok(holder) = read_holder(&mut connection, &name).await else {
+                // All records are read again on the next connection.
+                return reports.lost();
+            };
             if holder != before {
                 if let Some(seen) = tracked.records().get_mut(&name) {
                     *seen = holder;

@@ -12,6 +12,7 @@ use crate::contract::event::{EngineEvent, EventSink, LockEvent, Operation, Reaso
 /// | `syncguard_operation_seconds` | histogram | `operation` |
 /// | `syncguard_contended_total` | counter | |
 /// | `syncguard_wait_seconds` | histogram | `outcome` |
+/// | `syncguard_queue_depth` | histogram | |
 /// | `syncguard_hold_seconds` | histogram | |
 /// | `syncguard_lost_total` | counter | `reason` |
 ///
@@ -42,8 +43,10 @@ impl EventSink for MetricsSink {
 
     fn engine(&self, event: &EngineEvent) {
         match event {
-            EngineEvent::Waited { outcome, waited, .. } => {
+            EngineEvent::Waited { outcome, waited, queued_behind, .. } => {
                 histogram!("syncguard_wait_seconds", "outcome" => outcome.as_str()).record(*waited);
+                // The queue of one key in this process, as the wait found it.
+                histogram!("syncguard_queue_depth").record(*queued_behind);
             }
             EngineEvent::Held { held, .. } => {
                 histogram!("syncguard_hold_seconds").record(*held);

@@ -29,7 +29,7 @@ impl EventSink for TracingSink {
 
     fn engine(&self, event: &EngineEvent) {
         match event {
-            EngineEvent::Waited { key_hash, label, fence, outcome, waited, attempts } => {
+            EngineEvent::Waited { key_hash, label, fence, outcome, waited, attempts, .. } => {
                 let (label, fence) = (label.as_deref(), fence.map(tracing::field::display));
                 let is_expected = matches!(outcome, WaitOutcome::Acquired | WaitOutcome::Contended);
                 let outcome = outcome.as_str();

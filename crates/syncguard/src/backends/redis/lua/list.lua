@@ -2,7 +2,7 @@
 -- locks, fence counters, index entries and foreign data.
 -- ARGV[1] cursor of SCAN   ARGV[2] pattern of names   ARGV[3] tolerance in ms
 -- returns {next cursor, record, record, …}
-local scanned = redis.pcall('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', 200, 'TYPE', 'string')
+local scanned = redis.pcall('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', 1000, 'TYPE', 'string')
 if scanned.err then
   -- A missing permission is the only error that SCAN can return here.
   return redis.error_reply('NOPERM listing needs the right to scan')

@@ -159,7 +159,7 @@ impl PostgresBackend {
     /// Looks for the column again in the background, if that is not known to be there and was not
     /// looked for recently: another process may have run `setup_schema`.
     fn look_again_for_holder_column(&self) {
-        const INTERVAL: Duration = Duration::from_secs(60);
+        const INTERVAL: Duration = Duration::from_mins(1);
         let mut looked =
             self.shared.looked_for_holder.lock().unwrap_or_else(PoisonError::into_inner);
         if looked.elapsed() >= INTERVAL {

@@ -121,7 +121,7 @@ fn fill(statement: &str, [locks, fences]: &[String; 2]) -> String {
 }
 
 /// Fills in where a statement mentions the column `holder`, or nothing.
-fn with_holder(sql: Sql, [column, value, update]: [&str; 3], types: &'static [Type]) -> Sql {
+fn with_holder(sql: &Sql, [column, value, update]: [&str; 3], types: &'static [Type]) -> Sql {
     let text = sql.text.replace("{column}", column).replace("{value}", value);
     Sql { text: text.replace("{update}", update), types }
 }
@@ -146,8 +146,8 @@ impl Statements {
         let has_holder = fill(HAS_HOLDER, names);
         Self {
             lock_key: sql!("sql/lock_key.sql", names, [Type::TEXT]),
-            acquire: with_holder(acquire.clone(), [""; 3], &ACQUIRE[..7]),
-            acquire_with_holder: with_holder(acquire, holder, &ACQUIRE),
+            acquire: with_holder(&acquire, [""; 3], &ACQUIRE[..7]),
+            acquire_with_holder: with_holder(&acquire, holder, &ACQUIRE),
             has_holder: Sql { text: has_holder, types: &[] },
             release: sql!(
                 "sql/release.sql",

@@ -271,24 +271,17 @@ fn on_push(reports: &Reports, invalidated: &mpsc::UnboundedSender<Invalidated>, 
         (PushKind::Message | PushKind::SMessage, Some(channel)) => {
             reports.notify(channel, age);
         }
-        (PushKind::Invalidate, _) => {
-            let names = match push.data.first() {
-                Some(Value::Array(names)) => names.as_slice(),
-                // The database was flushed.
-                _ => {
-                    drop(invalidated.send(Invalidated::All));
-                    &[]
-                }
-            };
-            for name in names {
-                if let Value::BulkString(name) = name
-                    && let Ok(name) = str::from_utf8(name)
-                {
+        (PushKind::Invalidate, _) => match push.data.first() {
+            Some(Value::Array(names)) => {
+                let names = names.iter().filter_map(super::text);
+                for name in names {
                     // This fails only if the connection is being replaced.
                     drop(invalidated.send(Invalidated::Record(name.to_owned())));
                 }
             }
-        }
+            // The database was flushed.
+            _ => drop(invalidated.send(Invalidated::All)),
+        },
         (PushKind::Disconnection, _) => reports.lost(),
         // The server ended a subscription that is still needed: the slot has moved to another node.
         (PushKind::SUnsubscribe, Some(channel)) if reports.is_awaited(channel) => reports.lost(),

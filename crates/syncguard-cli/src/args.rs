@@ -1,6 +1,7 @@
 //! The command-line arguments.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -103,6 +104,8 @@ pub(crate) enum Command {
     Setup,
     /// Check the store: connection, permissions, clock and settings
     Doctor(Doctor),
+    /// Serve a page that shows the locks live
+    Ui(Ui),
     /// Print a completion script for a shell
     Completions {
         /// Shell to complete for
@@ -357,6 +360,20 @@ pub(crate) struct Doctor {
     /// Exit with code 1 on warnings too
     #[arg(long)]
     pub(crate) strict: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Ui {
+    /// Address to listen on; one that other machines can reach needs --token-file
+    /// [default: a free port of 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS:PORT", value_hint = ValueHint::Other)]
+    pub(crate) listen: Option<SocketAddr>,
+    /// File with the token that a browser must present [default: a random token, in the URL]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Let the page break locks
+    #[arg(long)]
+    pub(crate) allow_break: bool,
 }
 
 /// Parses a duration with units, or a number of seconds.

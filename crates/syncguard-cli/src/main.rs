@@ -18,6 +18,7 @@ mod spawn;
 mod supervision;
 mod target;
 mod terminal;
+mod ui;
 mod usage;
 mod waiting;
 mod watcher;
@@ -33,7 +34,7 @@ use output::Output;
 use target::Target;
 
 /// The store and the output, which every command uses.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Context {
     pub(crate) target: Target,
     pub(crate) output: Output,
@@ -98,6 +99,7 @@ fn execute(mut cli: Cli) -> Result<u8, Failure> {
             Command::Url => commands::store::url(&context),
             Command::Setup => commands::store::setup(&context).await,
             Command::Doctor(args) => commands::doctor::doctor(&context, args).await,
+            Command::Ui(args) => ui::ui(&context, args).await,
             Command::Completions { .. } | Command::Man { .. } => Ok(0),
         }
     });

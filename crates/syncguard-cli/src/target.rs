@@ -21,7 +21,7 @@ const REQUIRE: &str = "SYNCGUARD_REQUIRE_URL";
 const INSIDE: &str = "SYNCGUARD_FENCE";
 
 /// The store, and the source of its URL.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Target {
     url: String,
     source: Source,
@@ -30,7 +30,7 @@ pub(crate) struct Target {
 }
 
 /// The source of the URL.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Source {
     Option,
     File,

@@ -1,6 +1,7 @@
-//! Support for tests with real servers: servers on free ports with temporary directories, and a TCP
-//! proxy that injects faults.
+//! Support for tests with real servers: servers on free ports with temporary directories, a TCP
+//! proxy that injects faults, and a browser.
 
+mod browser;
 mod certificates;
 mod firestore;
 mod postgres;
@@ -8,6 +9,7 @@ mod process;
 mod proxy;
 mod redis;
 
+pub use browser::Browser;
 pub use certificates::Certificates;
 pub use firestore::FirestoreEmulator;
 pub use postgres::{PgBouncer, PostgresOptions, PostgresServer};

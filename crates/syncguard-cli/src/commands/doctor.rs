@@ -24,7 +24,7 @@ struct Diagnosis {
 }
 
 #[derive(Serialize)]
-struct Check {
+pub(crate) struct Check {
     subject: &'static str,
     severity: Severity,
     text: String,
@@ -124,23 +124,30 @@ async fn examine(backend: &AnyBackend) -> Vec<Check> {
             checks.push(Check::error(subject, failure.message + &hint));
         }
     }
-    let Some(admin) = backend.admin() else { return checks };
+    checks.extend(safety(backend).await);
+    checks
+}
+
+/// Checks the store's settings. It only reads.
+pub(crate) async fn safety(backend: &AnyBackend) -> Vec<Check> {
+    let Some(admin) = backend.admin() else { return Vec::new() };
     match admin.findings().await {
         Ok(findings) if findings.is_empty() => {
-            checks.push(Check::ok("safety", "the store's settings are safe for locks and fences"));
+            vec![Check::ok("safety", "the store's settings are safe for locks and fences")]
         }
-        Ok(findings) => checks.extend(findings.iter().map(|finding| {
-            // A setting that may not be read is not a problem.
-            let is_known = finding.subject() != "unknown";
-            let severity = if is_known { Severity::Warning } else { Severity::Note };
-            Check::new(finding.subject(), severity, finding.text())
-        })),
+        Ok(findings) => findings
+            .iter()
+            .map(|finding| {
+                // A setting that may not be read is not a problem.
+                let is_known = finding.subject() != "unknown";
+                let severity = if is_known { Severity::Warning } else { Severity::Note };
+                Check::new(finding.subject(), severity, finding.text())
+            })
+            .collect(),
         Err(error) => {
-            let text = Failure::from(error).message;
-            checks.push(Check::new("safety", Severity::Warning, text));
+            vec![Check::new("safety", Severity::Warning, Failure::from(error).message)]
         }
     }
-    checks
 }
 
 struct Trial {

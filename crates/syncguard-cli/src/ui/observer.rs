@@ -1,0 +1,352 @@
+//! Watches the store for the page: lists its locks, listens for releases, and publishes what it
+//! sees as JSON.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+use syncguard::backend::{Admin, Clock, Cursor, SystemClock};
+use syncguard::diagnostics::LockInfoRaw;
+use syncguard::{AnyBackend, Key, LockBackend, diagnostics};
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout};
+
+use super::history::{History, Lock, Percentiles, Row, WINDOW_MS};
+use crate::Context;
+use crate::commands::doctor::{Check, safety};
+use crate::exit::{FAILED, Failure};
+use crate::output::printable;
+
+/// How often the locks are listed, at least.
+const INTERVAL: Duration = Duration::from_millis(400);
+
+/// The least time between two lists, so that a busy store is not asked in a loop.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long one list may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often the store's settings are checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(300);
+
+/// The most locks that are watched. The page can still leaf through all of them.
+const MOST_LOCKS: usize = 2000;
+
+/// The most locks that are sent with every change.
+const MOST_SENT: usize = 500;
+
+/// The most rows of the timeline that are sent.
+const MOST_ROWS: usize = 40;
+
+/// The most keys that are listened to.
+const MOST_SUBSCRIPTIONS: usize = 64;
+
+/// What the page shows.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct State<'a> {
+    store: Option<&'a str>,
+    error: Option<&'a str>,
+    now_ms: u64,
+    window_ms: u64,
+    held: usize,
+    /// Whether there are more locks than are watched.
+    is_partial: bool,
+    /// Whether there are more locks than are sent.
+    has_more: bool,
+    may_break: bool,
+    locks: &'a [Lock],
+    timeline: Vec<Row<'a>>,
+    hand_overs: Option<Percentiles>,
+    waits: Option<Percentiles>,
+    holds: Option<Percentiles>,
+    checks: &'a [Check],
+}
+
+/// A part of all locks, for the pager.
+#[derive(Debug, Serialize)]
+pub(super) struct LockPage {
+    locks: Vec<Lock>,
+    /// Where the next page begins.
+    next: Option<String>,
+}
+
+/// What the metrics of the store need.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Summary {
+    pub(super) is_up: bool,
+    pub(super) held: usize,
+    pub(super) is_partial: bool,
+    pub(super) oldest: Option<Duration>,
+}
+
+/// Watches the store, on behalf of all pages that are open.
+pub(super) struct Observer {
+    context: Context,
+    may_break: bool,
+    backend: Mutex<Option<AnyBackend>>,
+    history: Mutex<History>,
+    summary: Mutex<Summary>,
+    published: watch::Sender<Arc<str>>,
+}
+
+impl Observer {
+    pub(super) fn new(context: Context, may_break: bool) -> Arc<Self> {
+        Arc::new(Self {
+            context,
+            may_break,
+            backend: Mutex::default(),
+            history: Mutex::default(),
+            summary: Mutex::default(),
+            published: watch::Sender::new("{}".into()),
+        })
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<Arc<str>> {
+        let mut receiver = self.published.subscribe();
+        // A page that opens gets the last state at once.
+        receiver.mark_changed();
+        receiver
+    }
+
+    pub(super) fn summary(&self) -> Summary {
+        lock(&self.summary).clone()
+    }
+
+    pub(super) fn may_break(&self) -> bool {
+        self.may_break
+    }
+
+    /// Watches the store until the process ends. A store that fails is asked again.
+    pub(super) async fn watch(self: Arc<Self>) {
+        let (sender, mut releases) = mpsc::unbounded_channel();
+        let mut listeners = Listeners { sender, tasks: HashMap::new() };
+        let mut checks = Vec::new();
+        let mut check_at = Instant::now();
+        loop {
+            match timeout(PATIENCE, self.look()).await {
+                Ok(Ok((locks, is_complete))) => {
+                    let now_ms = SystemClock.now().as_millis();
+                    lock(&self.history).observe(now_ms, &locks, is_complete);
+                    self.publish(&locks, is_complete, &checks, None);
+                    let held: Vec<String> =
+                        lock(&self.history).held_keys().map(str::to_owned).collect();
+                    listeners.listen_to(self.backend(), &held);
+                    if Instant::now() >= check_at
+                        && let Some(backend) = self.backend()
+                    {
+                        check_at = Instant::now() + CHECK_INTERVAL;
+                        checks = timeout(PATIENCE, safety(&backend)).await.unwrap_or_default();
+                        self.publish(&locks, is_complete, &checks, None);
+                    }
+                }
+                failed => {
+                    let failure = match failed {
+                        Ok(Err(failure)) => self.context.target.locate(failure),
+                        _ => Failure::new(FAILED, "the store does not answer"),
+                    };
+                    // A backend reconnects by itself, but a file may have been replaced.
+                    *lock(&self.backend) = None;
+                    listeners.tasks.clear();
+                    self.publish(&[], false, &checks, Some(&failure.message));
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+            let next = Instant::now() + INTERVAL;
+            if let Ok(Some(release)) = tokio::time::timeout_at(next, releases.recv()).await {
+                self.note(release);
+                while let Ok(release) = releases.try_recv() {
+                    self.note(release);
+                }
+            }
+        }
+    }
+
+    fn note(&self, release: Release) {
+        lock(&self.history).released(&release.key, release.at_ms, release.holder_age_ms);
+    }
+
+    /// Lists the locks. Returns whether these are all.
+    async fn look(&self) -> Result<(Vec<Lock>, bool), Failure> {
+        if self.context.target.is_unused_default() {
+            // The first lock creates it.
+            return Ok((Vec::new(), true));
+        }
+        let backend = match self.backend() {
+            Some(backend) => backend,
+            None => {
+                let backend = self.context.target.connect_existing().await?;
+                lock(&self.backend).insert(backend).clone()
+            }
+        };
+        let admin = admin(&backend)?;
+        let (mut locks, mut next) = (Vec::new(), None);
+        loop {
+            let page = admin.list(next.as_ref()).await?;
+            locks.extend(page.locks.into_iter().map(|lock| shown(lock.into())));
+            next = page.next;
+            if next.is_none() || locks.len() >= MOST_LOCKS {
+                break;
+            }
+        }
+        locks.sort_by(|one, two| {
+            (one.acquired_at_ms, &one.key).cmp(&(two.acquired_at_ms, &two.key))
+        });
+        // A store may list a lock twice.
+        locks.dedup_by(|one, two| one.lock_id_hash == two.lock_id_hash);
+        Ok((locks, next.is_none()))
+    }
+
+    /// Returns some of all locks whose keys contain a text, from a cursor on. Reads a bounded number
+    /// of locks, so it may return none although others follow.
+    pub(super) async fn page(
+        &self,
+        after: Option<String>,
+        filter: &str,
+    ) -> Result<LockPage, Failure> {
+        const PAGES: usize = 50;
+        const MOST: usize = 200;
+        let backend =
+            self.backend().ok_or_else(|| Failure::new(FAILED, "the store is not connected"))?;
+        let admin = admin(&backend)?;
+        let mut next = after.map(Cursor::new);
+        let mut locks = Vec::new();
+        for _ in 0..PAGES {
+            let page = admin.list(next.as_ref()).await?;
+            let found = page.locks.into_iter().map(|lock| shown(lock.into()));
+            locks.extend(found.filter(|lock| lock.key.contains(filter)));
+            next = page.next;
+            if next.is_none() || locks.len() >= MOST {
+                break;
+            }
+        }
+        Ok(LockPage { locks, next: next.map(|cursor| cursor.place().to_owned()) })
+    }
+
+    /// Breaks a lock if its holder is still the one that the page showed.
+    pub(super) async fn break_lock(&self, key: &str, lock_id_hash: &str) -> Result<bool, Failure> {
+        let backend =
+            self.backend().ok_or_else(|| Failure::new(FAILED, "the store is not connected"))?;
+        let found = diagnostics::get_by_key_raw(&backend, &Key::new(key)?).await?;
+        let Some(found) = found.filter(|found| found.info.lock_id_hash.as_str() == lock_id_hash)
+        else {
+            return Ok(false);
+        };
+        lock(&self.history).breaking(key, lock_id_hash.to_owned());
+        Ok(diagnostics::break_lock(&backend, &found).await?)
+    }
+
+    fn backend(&self) -> Option<AnyBackend> {
+        lock(&self.backend).clone()
+    }
+
+    fn publish(&self, locks: &[Lock], is_complete: bool, checks: &[Check], error: Option<&str>) {
+        let now_ms = SystemClock.now().as_millis();
+        let oldest = locks.first().map(|lock| now_ms.saturating_sub(lock.acquired_at_ms));
+        *lock(&self.summary) = Summary {
+            is_up: error.is_none(),
+            held: locks.len(),
+            is_partial: !is_complete,
+            oldest: oldest.map(Duration::from_millis),
+        };
+        let history = lock(&self.history);
+        let store = self.context.target.place();
+        let state = State {
+            store: store.as_deref(),
+            error,
+            now_ms,
+            window_ms: WINDOW_MS,
+            held: locks.len(),
+            is_partial: !is_complete && error.is_none(),
+            has_more: locks.len() > MOST_SENT || (!is_complete && error.is_none()),
+            may_break: self.may_break,
+            locks: &locks[..locks.len().min(MOST_SENT)],
+            timeline: history.rows(MOST_ROWS),
+            hand_overs: history.hand_overs(),
+            waits: history.waits(),
+            holds: history.holds(),
+            checks,
+        };
+        if let Ok(json) = serde_json::to_string(&state) {
+            self.published.send_replace(json.into());
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn admin(backend: &AnyBackend) -> Result<Arc<dyn Admin>, Failure> {
+    backend.admin().ok_or_else(|| Failure::new(FAILED, "this store cannot list its locks"))
+}
+
+fn shown(lock: LockInfoRaw) -> Lock {
+    Lock {
+        shown: printable(lock.key.as_str()),
+        key: lock.key.as_str().to_owned(),
+        lock_id_hash: lock.info.lock_id_hash.to_string(),
+        fence: lock.info.fence.map(|fence| fence.to_string()),
+        acquired_at_ms: lock.info.acquired_at.as_millis(),
+        expires_at_ms: lock.info.expires_at.as_millis(),
+    }
+}
+
+/// A release that the store notified of.
+struct Release {
+    key: String,
+    at_ms: u64,
+    holder_age_ms: Option<u64>,
+}
+
+/// The tasks that listen for releases, by key.
+struct Listeners {
+    sender: mpsc::UnboundedSender<Release>,
+    tasks: HashMap<String, ListenerTask>,
+}
+
+/// A task that ends when this is dropped.
+struct ListenerTask(AbortHandle);
+
+impl Drop for ListenerTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Listeners {
+    /// Listens to some of these keys, and to no others.
+    fn listen_to(&mut self, backend: Option<AnyBackend>, keys: &[String]) {
+        let Some(backend) = backend else { return };
+        self.tasks.retain(|key, _| keys.contains(key));
+        for key in keys {
+            if self.tasks.len() >= MOST_SUBSCRIPTIONS {
+                return;
+            }
+            if !self.tasks.contains_key(key) {
+                let task = listen(backend.clone(), key.clone(), self.sender.clone());
+                let task = ListenerTask(tokio::spawn(task).abort_handle());
+                self.tasks.insert(key.clone(), task);
+            }
+        }
+    }
+}
+
+/// Reports every release of a key. Without notifications, listing has to be enough.
+async fn listen(backend: AnyBackend, key: String, sender: mpsc::UnboundedSender<Release>) {
+    let Ok(parsed) = Key::new(key.as_str()) else { return };
+    let Some(mut subscription) = backend.subscribe(&parsed).await else { return };
+    loop {
+        let age = subscription.notified().await;
+        let release = Release {
+            key: key.clone(),
+            at_ms: SystemClock.now().as_millis(),
+            holder_age_ms: age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
+        };
+        if sender.send(release).is_err() {
+            return;
+        }
+    }
+}

@@ -55,8 +55,9 @@ pub(crate) fn install_servers(backends: &[&str]) -> Outcome<OsString> {
 
 fn everything() -> Outcome {
     let path = install_servers(&BACKENDS)?;
-    // The tests of the command create terminals with it.
+    // The tests of the command create terminals with one, and open its page with the other.
     tools::from_debian("script", "bsdutils")?;
+    tools::from_debian("chromium", "chromium")?;
     step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
     text::check()?;
     let lint = ["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];

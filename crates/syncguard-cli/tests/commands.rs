@@ -342,6 +342,7 @@ fn help_matches_the_snapshots() {
         "url",
         "setup",
         "doctor",
+        "ui",
         "completions",
         "man",
     ] {

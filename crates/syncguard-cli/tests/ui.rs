@@ -40,14 +40,13 @@ impl Ui {
     /// Sends a request, and returns the status and the response.
     fn request(&self, line: &str, headers: &[(&str, &str)], body: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.host()).expect("it listens");
-        let mut text = format!("{line} HTTP/1.1\r\nConnection: close\r\n");
+        let mut lines = vec![format!("{line} HTTP/1.1"), "Connection: close".to_owned()];
         if !headers.iter().any(|(name, _)| *name == "Host") {
-            text += &format!("Host: {}\r\n", self.host());
+            lines.push(format!("Host: {}", self.host()));
         }
-        for (name, value) in headers {
-            text += &format!("{name}: {value}\r\n");
-        }
-        text += &format!("Content-Length: {}\r\n\r\n{body}", body.len());
+        lines.extend(headers.iter().map(|(name, value)| format!("{name}: {value}")));
+        lines.push(format!("Content-Length: {}\r\n\r\n{body}", body.len()));
+        let text = lines.join("\r\n");
         stream.write_all(text.as_bytes()).expect("it reads");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("it answers");
@@ -69,7 +68,9 @@ impl Drop for Ui {
 
 /// Whether the table of locks shows a key.
 fn row(key: &str) -> String {
-    format!("[...document.querySelectorAll('#locks td.key')].some((td) => td.textContent === '{key}')")
+    format!(
+        "[...document.querySelectorAll('#locks td.key')].some((td) => td.textContent === '{key}')"
+    )
 }
 
 #[test]
@@ -100,7 +101,8 @@ fn the_page_shows_locks_live_on_every_store() {
         send("TERM", second.id());
         end_of(&mut second);
         browser.wait_for("document.getElementById('held').textContent === '1'");
-        browser.wait_for("document.querySelectorAll('#timeline rect.hold:not(.live)').length === 1");
+        browser
+            .wait_for("document.querySelectorAll('#timeline rect.hold:not(.live)').length === 1");
         assert_eq!(browser.evaluate("document.querySelectorAll('#locks button').length"), 0);
         assert_eq!(browser.evaluate("location.search"), "", "the token is not in the address");
         send("TERM", holder.id());
@@ -132,7 +134,8 @@ fn a_key_is_text_and_never_markup() {
     assert_eq!(browser.evaluate(injected), 0);
     assert_eq!(browser.evaluate("typeof window.hacked"), "undefined");
     // The policy also stops what would get past that.
-    let inline = "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"hacked=1\">')";
+    let inline =
+        "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"hacked=1\">')";
     browser.evaluate(inline);
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(browser.evaluate("typeof window.hacked"), "undefined");

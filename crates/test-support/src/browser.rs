@@ -1,4 +1,4 @@
-//! A headless browser, driven by the DevTools protocol over two pipes.
+//! A headless browser, driven by the `DevTools` protocol over two pipes.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};

@@ -23,7 +23,9 @@ impl Token {
             Failure::new(FAILED, "the operating system provided no randomness")
         })?;
         let mut text = String::new();
-        bytes.iter().for_each(|byte| write!(text, "{byte:02x}").unwrap_or_default());
+        for byte in bytes {
+            write!(text, "{byte:02x}").unwrap_or_default();
+        }
         Ok(Self(text))
     }
 
@@ -107,9 +109,8 @@ impl Access {
         let cookie = cookie.flat_map(|value| value.split("; ")).find_map(|pair| {
             pair.split_once('=').filter(|(key, _)| *key == name).map(|(_, value)| value)
         });
-        let parameter = uri.query().unwrap_or_default().split('&');
-        let parameter = parameter.filter(|_| uri.path() == "/");
-        let parameter = parameter.filter_map(|pair| pair.strip_prefix("token=")).next();
+        let query = uri.query().filter(|_| uri.path() == "/").unwrap_or_default();
+        let parameter = query.split('&').find_map(|pair| pair.strip_prefix("token="));
         let mut presented = [bearer, cookie, parameter].into_iter().flatten();
         if presented.any(|text| self.token.is(text)) {
             Ok(())

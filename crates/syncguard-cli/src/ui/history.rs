@@ -25,7 +25,8 @@ pub(super) struct Lock {
     pub(super) key: String,
     /// The key as it is displayed.
     pub(super) shown: String,
-    pub(super) lock_id_hash: String,
+    #[serde(rename = "lockIdHash")]
+    pub(super) id_hash: String,
     pub(super) fence: Option<String>,
     pub(super) acquired_at_ms: u64,
     pub(super) expires_at_ms: u64,
@@ -124,7 +125,7 @@ impl History {
             let lock = seen.get(key.as_str());
             if let Some(hold) = track.holds.back_mut().filter(|hold| hold.to_ms.is_none()) {
                 match lock {
-                    Some(lock) if lock.lock_id_hash == hold.lock_id_hash => {
+                    Some(lock) if lock.id_hash == hold.lock_id_hash => {
                         hold.expires_at_ms = lock.expires_at_ms;
                     }
                     None if !is_complete => {}
@@ -195,7 +196,7 @@ impl History {
     fn begin(&mut self, lock: &Lock) {
         let track = self.tracks.entry(lock.key.clone()).or_default();
         if let Some(last) = track.holds.back_mut()
-            && last.lock_id_hash == lock.lock_id_hash
+            && last.lock_id_hash == lock.id_hash
         {
             // A notification does not prove a release: it may follow a lost connection.
             (last.to_ms, last.end) = (None, None);
@@ -211,7 +212,7 @@ impl History {
             to_ms: None,
             fence: lock.fence.clone(),
             end: None,
-            lock_id_hash: lock.lock_id_hash.clone(),
+            lock_id_hash: lock.id_hash.clone(),
             expires_at_ms: lock.expires_at_ms,
         });
         if track.holds.len() > MOST_HOLDS {
@@ -262,8 +263,8 @@ mod tests {
     use super::*;
 
     fn lock(key: &str, id: &str, acquired_at_ms: u64, expires_at_ms: u64) -> Lock {
-        let (key, lock_id_hash) = (key.to_owned(), id.to_owned());
-        Lock { shown: key.clone(), key, lock_id_hash, fence: None, acquired_at_ms, expires_at_ms }
+        let (key, id_hash) = (key.to_owned(), id.to_owned());
+        Lock { shown: key.clone(), key, id_hash, fence: None, acquired_at_ms, expires_at_ms }
     }
 
     fn ends(history: &History, key: &str) -> Vec<(u64, Option<u64>, Option<End>)> {

@@ -26,7 +26,8 @@ pub(crate) async fn ui(context: &Context, args: Ui) -> Result<u8, Failure> {
         }
         None => Token::random()?,
     };
-    let cannot_listen = |cause| Failure::new(FAILED, format!("cannot listen on {address}: {cause}"));
+    let cannot_listen =
+        |cause| Failure::new(FAILED, format!("cannot listen on {address}: {cause}"));
     let listener = TcpListener::bind(address).await.map_err(cannot_listen)?;
     let access = Access::new(token, listener.local_addr().map_err(cannot_listen)?);
     // Whoever has the file has the token; it need not be in a log too.

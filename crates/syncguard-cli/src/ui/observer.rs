@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often the store's settings are checked.
-const CHECK_INTERVAL: Duration = Duration::from_secs(300);
+const CHECK_INTERVAL: Duration = Duration::from_mins(5);
 
 /// The most locks that are watched. The page can still leaf through all of them.
 const MOST_LOCKS: usize = 2000;
@@ -156,15 +156,15 @@ impl Observer {
             tokio::time::sleep(PAUSE).await;
             let next = Instant::now() + INTERVAL;
             if let Ok(Some(release)) = tokio::time::timeout_at(next, releases.recv()).await {
-                self.note(release);
+                self.note(&release);
                 while let Ok(release) = releases.try_recv() {
-                    self.note(release);
+                    self.note(&release);
                 }
             }
         }
     }
 
-    fn note(&self, release: Release) {
+    fn note(&self, release: &Release) {
         lock(&self.history).released(&release.key, release.at_ms, release.holder_age_ms);
     }
 
@@ -174,18 +174,17 @@ impl Observer {
             // The first lock creates it.
             return Ok((Vec::new(), true));
         }
-        let backend = match self.backend() {
-            Some(backend) => backend,
-            None => {
-                let backend = self.context.target.connect_existing().await?;
-                lock(&self.backend).insert(backend).clone()
-            }
+        let backend = if let Some(backend) = self.backend() {
+            backend
+        } else {
+            let backend = self.context.target.connect_existing().await?;
+            lock(&self.backend).insert(backend).clone()
         };
         let admin = admin(&backend)?;
         let (mut locks, mut next) = (Vec::new(), None);
         loop {
             let page = admin.list(next.as_ref()).await?;
-            locks.extend(page.locks.into_iter().map(|lock| shown(lock.into())));
+            locks.extend(page.locks.into_iter().map(|lock| shown(&lock.into())));
             next = page.next;
             if next.is_none() || locks.len() >= MOST_LOCKS {
                 break;
@@ -195,7 +194,7 @@ impl Observer {
             (one.acquired_at_ms, &one.key).cmp(&(two.acquired_at_ms, &two.key))
         });
         // A store may list a lock twice.
-        locks.dedup_by(|one, two| one.lock_id_hash == two.lock_id_hash);
+        locks.dedup_by(|one, two| one.id_hash == two.id_hash);
         Ok((locks, next.is_none()))
     }
 
@@ -215,7 +214,7 @@ impl Observer {
         let mut locks = Vec::new();
         for _ in 0..PAGES {
             let page = admin.list(next.as_ref()).await?;
-            let found = page.locks.into_iter().map(|lock| shown(lock.into()));
+            let found = page.locks.into_iter().map(|lock| shown(&lock.into()));
             locks.extend(found.filter(|lock| lock.key.contains(filter)));
             next = page.next;
             if next.is_none() || locks.len() >= MOST {
@@ -283,11 +282,11 @@ fn admin(backend: &AnyBackend) -> Result<Arc<dyn Admin>, Failure> {
     backend.admin().ok_or_else(|| Failure::new(FAILED, "this store cannot list its locks"))
 }
 
-fn shown(lock: LockInfoRaw) -> Lock {
+fn shown(lock: &LockInfoRaw) -> Lock {
     Lock {
         shown: printable(lock.key.as_str()),
         key: lock.key.as_str().to_owned(),
-        lock_id_hash: lock.info.lock_id_hash.to_string(),
+        id_hash: lock.info.lock_id_hash.to_string(),
         fence: lock.info.fence.map(|fence| fence.to_string()),
         acquired_at_ms: lock.info.acquired_at.as_millis(),
         expires_at_ms: lock.info.expires_at.as_millis(),

@@ -100,9 +100,7 @@ async fn events(State(server): State<Arc<Server>>) -> Response {
         let state = Arc::clone(&changes.borrow_and_update());
         Some((Ok::<_, Infallible>(Event::default().data(&*state)), (changes, permit)))
     });
-    Sse::new(events)
-        .keep_alive(KeepAlive::new().interval(Duration::from_secs(15)))
-        .into_response()
+    Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))).into_response()
 }
 
 #[derive(Deserialize)]

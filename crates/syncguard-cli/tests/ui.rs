@@ -338,7 +338,7 @@ fn the_page_fits_wide_and_narrow_windows() {
     }
     assert_eq!(store.code(&["acquire", "-q", "--ttl", "1s", "crashed"]), 0);
     browser.wait_for("document.querySelectorAll('#timeline .mark.expired').length === 1");
-    browser.wait_for("document.querySelectorAll('#timeline rect.wait').length >= 2");
+    browser.wait_for("document.querySelectorAll('#timeline rect.wait').length >= 1");
     browser.wait_for("document.getElementById('hand-overs').textContent !== '–'");
     browser.wait_for("document.querySelectorAll('#checks li').length > 0");
     for width in [1200, 700] {

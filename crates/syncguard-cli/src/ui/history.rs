@@ -30,6 +30,10 @@ pub(super) struct Lock {
     pub(super) fence: Option<String>,
     pub(super) acquired_at_ms: u64,
     pub(super) expires_at_ms: u64,
+    /// Who holds it, as it is displayed.
+    pub(super) holder: Option<String>,
+    /// How many processes wait for it, as far as that is known.
+    pub(super) waiters: Option<u32>,
 }
 
 /// How a hold ended.
@@ -46,12 +50,13 @@ pub(super) enum End {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Hold {
-    /// When the holder began to wait, if that is known.
-    waited_from_ms: Option<u64>,
+    /// How long the holder had waited, if that is known.
+    waited_ms: Option<u64>,
     from_ms: u64,
     /// `None` while it is held.
     to_ms: Option<u64>,
     fence: Option<String>,
+    holder: Option<String>,
     end: Option<End>,
     #[serde(skip)]
     lock_id_hash: String,
@@ -59,11 +64,24 @@ pub(super) struct Hold {
     expires_at_ms: u64,
 }
 
+/// A time during which processes waited for a lock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Queue {
+    from_ms: u64,
+    /// When it was last seen.
+    to_ms: u64,
+    /// The most waiters in that time.
+    most: u32,
+}
+
 /// The timeline of one key.
 #[derive(Clone, Debug, Default)]
 struct Track {
     shown: String,
     holds: VecDeque<Hold>,
+    queues: VecDeque<Queue>,
+    waiters: Option<u32>,
     /// When the lock was released, if no other holder was seen since.
     released_at_ms: Option<u64>,
     /// The lock id whose hold was broken from this page.
@@ -75,6 +93,7 @@ struct Track {
 pub(super) struct Row<'a> {
     shown: &'a str,
     holds: &'a VecDeque<Hold>,
+    queues: &'a VecDeque<Queue>,
 }
 
 /// Percentiles in milliseconds.
@@ -154,10 +173,37 @@ impl History {
         self.holds.add(hold.close(now_ms, broken.as_ref() == Some(&hold.lock_id_hash)));
         let waited_from = holder_age_ms.map(|age| now_ms.saturating_sub(age));
         if let Some(from) = waited_from.filter(|from| *from < hold.from_ms) {
-            hold.waited_from_ms = Some(from);
-            self.waits.add(hold.from_ms - from);
+            let waited_ms = hold.from_ms - from;
+            hold.waited_ms = Some(waited_ms);
+            self.waits.add(waited_ms);
         }
         track.released_at_ms = Some(now_ms);
+    }
+
+    /// Notes how many processes wait for the lock of a key.
+    pub(super) fn waiting(&mut self, key: &str, now_ms: u64, waiters: Option<u32>) {
+        /// A queue that was not seen for this long has ended.
+        const GAP_MS: u64 = 2500;
+        let Some(track) = self.tracks.get_mut(key) else { return };
+        track.waiters = waiters;
+        let Some(count) = waiters.filter(|count| *count > 0) else { return };
+        match track.queues.back_mut().filter(|queue| now_ms <= queue.to_ms + GAP_MS) {
+            Some(queue) => {
+                queue.to_ms = now_ms;
+                queue.most = queue.most.max(count);
+            }
+            None => track.queues.push_back(Queue { from_ms: now_ms, to_ms: now_ms, most: count }),
+        }
+    }
+
+    /// Returns how many processes wait for the lock of a key, if that is known.
+    pub(super) fn waiters(&self, key: &str) -> Option<u32> {
+        self.tracks.get(key)?.waiters
+    }
+
+    /// Returns how many processes wait for any lock that is listened to.
+    pub(super) fn all_waiters(&self) -> u32 {
+        self.tracks.values().filter_map(|track| track.waiters).sum()
     }
 
     /// Notes that this page is about to break a lock.
@@ -178,7 +224,7 @@ impl History {
         tracks.sort_by_key(|track| std::cmp::Reverse(track.changed_at_ms()));
         tracks.truncate(most);
         tracks.sort_by(|one, two| one.shown.cmp(&two.shown));
-        tracks.iter().map(|track| Row { shown: &track.shown, holds: &track.holds }).collect()
+        tracks.into_iter().map(Track::row).collect()
     }
 
     pub(super) fn hand_overs(&self) -> Option<Percentiles> {
@@ -207,10 +253,11 @@ impl History {
             self.hand_overs.add(lock.acquired_at_ms.saturating_sub(released_at));
         }
         track.holds.push_back(Hold {
-            waited_from_ms: None,
+            waited_ms: None,
             from_ms: lock.acquired_at_ms,
             to_ms: None,
             fence: lock.fence.clone(),
+            holder: lock.holder.clone(),
             end: None,
             lock_id_hash: lock.id_hash.clone(),
             expires_at_ms: lock.expires_at_ms,
@@ -225,6 +272,7 @@ impl History {
         let oldest = now_ms.saturating_sub(WINDOW_MS);
         self.tracks.retain(|_, track| {
             track.holds.retain(|hold| hold.to_ms.is_none_or(|to| to >= oldest));
+            track.queues.retain(|queue| queue.to_ms >= oldest);
             !track.holds.is_empty()
         });
         if self.tracks.len() > MOST_KEYS {
@@ -237,6 +285,10 @@ impl History {
 }
 
 impl Track {
+    fn row(&self) -> Row<'_> {
+        Row { shown: &self.shown, holds: &self.holds, queues: &self.queues }
+    }
+
     fn changed_at_ms(&self) -> u64 {
         self.holds.back().map_or(0, |hold| hold.to_ms.unwrap_or(hold.from_ms))
     }
@@ -264,7 +316,16 @@ mod tests {
 
     fn lock(key: &str, id: &str, acquired_at_ms: u64, expires_at_ms: u64) -> Lock {
         let (key, id_hash) = (key.to_owned(), id.to_owned());
-        Lock { shown: key.clone(), key, id_hash, fence: None, acquired_at_ms, expires_at_ms }
+        Lock {
+            shown: key.clone(),
+            key,
+            id_hash,
+            fence: None,
+            acquired_at_ms,
+            expires_at_ms,
+            holder: None,
+            waiters: None,
+        }
     }
 
     fn ends(history: &History, key: &str) -> Vec<(u64, Option<u64>, Option<End>)> {
@@ -308,10 +369,26 @@ mod tests {
             ends(&history, "a"),
             [(900, Some(1300), Some(End::Released)), (1304, None, None)]
         );
-        assert_eq!(history.tracks["a"].holds[0].waited_from_ms, Some(700));
+        assert_eq!(history.tracks["a"].holds[0].waited_ms, Some(200));
         assert_eq!(history.waits().map(|waits| waits.p50), Some(200));
         assert_eq!(history.hand_overs().map(|times| times.p99), Some(4));
         assert_eq!(history.holds().map(|times| times.p50), Some(400));
+    }
+
+    #[test]
+    fn a_queue_lasts_while_it_is_seen() {
+        let mut history = History::default();
+        history.observe(1000, &[lock("a", "1", 900, 90_000)], true);
+        for (now_ms, count) in [(1000, 1), (2000, 3), (3000, 0), (9000, 2)] {
+            history.waiting("a", now_ms, Some(count));
+        }
+        let queues: Vec<_> = history.tracks["a"]
+            .queues
+            .iter()
+            .map(|queue| (queue.from_ms, queue.to_ms, queue.most))
+            .collect();
+        assert_eq!(queues, [(1000, 2000, 3), (9000, 9000, 2)]);
+        assert_eq!((history.waiters("a"), history.all_waiters()), (Some(2), 2));
     }
 
     #[test]

@@ -1,12 +1,13 @@
-//! Watches the store for the page: lists its locks, listens for releases, and publishes what it
-//! sees as JSON.
+//! Watches the store for the page: lists its locks, listens for changes, and publishes what it sees
+//! as JSON.
 
 use std::collections::HashMap;
+use std::future::pending;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
-use syncguard::backend::{Admin, Clock, Cursor, SystemClock};
+use syncguard::backend::{Admin, Clock, Cursor, Subscription, SystemClock};
 use syncguard::diagnostics::LockInfoRaw;
 use syncguard::{AnyBackend, Key, LockBackend, diagnostics};
 use tokio::sync::{mpsc, watch};
@@ -41,7 +42,10 @@ const MOST_SENT: usize = 500;
 const MOST_ROWS: usize = 40;
 
 /// The most keys that are listened to.
-const MOST_SUBSCRIPTIONS: usize = 64;
+const MOST_LISTENERS: usize = 64;
+
+/// How often the waiters of such a key are counted.
+const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the page shows.
 #[derive(Serialize)]
@@ -80,6 +84,7 @@ pub(super) struct Summary {
     pub(super) held: usize,
     pub(super) is_partial: bool,
     pub(super) oldest: Option<Duration>,
+    pub(super) waiters: u32,
 }
 
 /// Watches the store, on behalf of all pages that are open.
@@ -121,15 +126,18 @@ impl Observer {
 
     /// Watches the store until the process ends. A store that fails is asked again.
     pub(super) async fn watch(self: Arc<Self>) {
-        let (sender, mut releases) = mpsc::unbounded_channel();
+        let (sender, mut notices) = mpsc::unbounded_channel();
         let mut listeners = Listeners { sender, tasks: HashMap::new() };
         let mut checks = Vec::new();
         let mut check_at = Instant::now();
         loop {
             match timeout(PATIENCE, self.look()).await {
-                Ok(Ok((locks, is_complete))) => {
+                Ok(Ok((mut locks, is_complete))) => {
                     let now_ms = SystemClock.now().as_millis();
                     lock(&self.history).observe(now_ms, &locks, is_complete);
+                    for found in &mut locks {
+                        found.waiters = lock(&self.history).waiters(&found.key);
+                    }
                     self.publish(&locks, is_complete, &checks, None);
                     let held: Vec<String> =
                         lock(&self.history).held_keys().map(str::to_owned).collect();
@@ -155,17 +163,25 @@ impl Observer {
             }
             tokio::time::sleep(PAUSE).await;
             let next = Instant::now() + INTERVAL;
-            if let Ok(Some(release)) = tokio::time::timeout_at(next, releases.recv()).await {
-                self.note(&release);
-                while let Ok(release) = releases.try_recv() {
-                    self.note(&release);
+            if let Ok(Some(first)) = tokio::time::timeout_at(next, notices.recv()).await {
+                self.note(&first);
+                while let Ok(notice) = notices.try_recv() {
+                    self.note(&notice);
                 }
             }
         }
     }
 
-    fn note(&self, release: &Release) {
-        lock(&self.history).released(&release.key, release.at_ms, release.holder_age_ms);
+    fn note(&self, notice: &Notice) {
+        let mut history = lock(&self.history);
+        match notice.what {
+            // Listing the locks shows what it was.
+            What::Changed => {}
+            What::Released { holder_age_ms } => {
+                history.released(&notice.key, notice.at_ms, holder_age_ms);
+            }
+            What::Waiters(waiters) => history.waiting(&notice.key, notice.at_ms, waiters),
+        }
     }
 
     /// Lists the locks. Returns whether these are all.
@@ -249,6 +265,7 @@ impl Observer {
             held: locks.len(),
             is_partial: !is_complete,
             oldest: oldest.map(Duration::from_millis),
+            waiters: lock(&self.history).all_waiters(),
         };
         let history = lock(&self.history);
         let store = self.context.target.place();
@@ -290,19 +307,30 @@ fn shown(lock: &LockInfoRaw) -> Lock {
         fence: lock.info.fence.map(|fence| fence.to_string()),
         acquired_at_ms: lock.info.acquired_at.as_millis(),
         expires_at_ms: lock.info.expires_at.as_millis(),
+        holder: lock.info.holder.as_ref().map(|holder| printable(&holder.to_string())),
+        waiters: None,
     }
 }
 
-/// A release that the store notified of.
-struct Release {
+/// What a task has heard of a key.
+struct Notice {
     key: String,
     at_ms: u64,
-    holder_age_ms: Option<u64>,
+    what: What,
 }
 
-/// The tasks that listen for releases, by key.
+enum What {
+    /// The lock may have changed.
+    Changed,
+    Released {
+        holder_age_ms: Option<u64>,
+    },
+    Waiters(Option<u32>),
+}
+
+/// The tasks that listen to keys.
 struct Listeners {
-    sender: mpsc::UnboundedSender<Release>,
+    sender: mpsc::UnboundedSender<Notice>,
     tasks: HashMap<String, ListenerTask>,
 }
 
@@ -321,7 +349,7 @@ impl Listeners {
         let Some(backend) = backend else { return };
         self.tasks.retain(|key, _| keys.contains(key));
         for key in keys {
-            if self.tasks.len() >= MOST_SUBSCRIPTIONS {
+            if self.tasks.len() >= MOST_LISTENERS {
                 return;
             }
             if !self.tasks.contains_key(key) {
@@ -333,19 +361,44 @@ impl Listeners {
     }
 }
 
-/// Reports every release of a key. Without notifications, listing has to be enough.
-async fn listen(backend: AnyBackend, key: String, sender: mpsc::UnboundedSender<Release>) {
+/// Reports changes and releases of a lock, and how many processes wait for it. A store without
+/// notifications reports nothing here; listing has to be enough.
+async fn listen(backend: AnyBackend, key: String, sender: mpsc::UnboundedSender<Notice>) {
     let Ok(parsed) = Key::new(key.as_str()) else { return };
-    let Some(mut subscription) = backend.subscribe(&parsed).await else { return };
+    let mut changes = backend.watch(&parsed).await;
+    // Listening for releases counts as waiting, and makes releases notify. So it is done only while
+    // others wait, who cause the same.
+    let mut releases = None;
+    let mut count_at = Instant::now();
     loop {
-        let age = subscription.notified().await;
-        let release = Release {
-            key: key.clone(),
-            at_ms: SystemClock.now().as_millis(),
-            holder_age_ms: age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
+        let what = tokio::select! {
+            _age = notified(&mut changes) => What::Changed,
+            age = notified(&mut releases) => What::Released {
+                holder_age_ms: age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
+            },
+            () = tokio::time::sleep_until(count_at) => {
+                count_at = Instant::now() + COUNT_INTERVAL;
+                let own = u32::from(releases.is_some());
+                let waiters = backend.waiters(&parsed).await.map(|all| all.saturating_sub(own));
+                if waiters.is_none_or(|waiters| waiters == 0) {
+                    releases = None;
+                } else if releases.is_none() {
+                    releases = backend.subscribe(&parsed).await;
+                }
+                What::Waiters(waiters)
+            }
         };
-        if sender.send(release).is_err() {
+        let notice = Notice { key: key.clone(), at_ms: SystemClock.now().as_millis(), what };
+        if sender.send(notice).is_err() {
             return;
         }
+    }
+}
+
+/// Waits for a notification; without a subscription, forever.
+async fn notified(subscription: &mut Option<Subscription>) -> Option<Duration> {
+    match subscription {
+        Some(subscription) => subscription.notified().await,
+        None => pending().await,
     }
 }

@@ -177,6 +177,11 @@ async fn metrics(State(server): State<Arc<Server>>) -> Response {
             "How long the lock that was acquired first is held.",
             summary.oldest.unwrap_or_default().as_secs_f64(),
         );
+        gauge(
+            "syncguard_store_waiters",
+            "Processes that wait for a lock, where the store counts them.",
+            f64::from(summary.waiters),
+        );
     }
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], text).into_response()

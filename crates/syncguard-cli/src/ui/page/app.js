@@ -78,9 +78,11 @@ function compare(one, two) {
 function lockRow(lock) {
   const row = element("tr");
   row.append(element("td", "key", lock.shown));
+  row.append(element("td", "", lock.holder ?? "–"));
   row.append(element("td", "number", duration(now() - lock.acquiredAtMs)));
   const left = lock.expiresAtMs - now();
   row.append(element("td", left < 0 ? "number late" : "number", left < 0 ? "expired" : duration(left)));
+  row.append(element("td", "number", lock.waiters ?? "–"));
   row.append(element("td", "number", lock.fence ? lock.fence.replace(/^0+(?=.)/, "") : "–"));
   const action = element("td", "action");
   if (state.mayBreak) {
@@ -146,25 +148,28 @@ function showTimeline() {
     key.textContent = row.shown.length > 24 ? `${row.shown.slice(0, 23)}…` : row.shown;
     key.append(shape("title", {}, row.shown));
     svg.append(key, shape("line", { class: "lane", x1: 0, x2: width, y1: y + lane, y2: y + lane }));
+    for (const queue of row.queues) {
+      if (queue.toMs < from) continue;
+      const strip = shape("rect", {
+        class: "wait", x: x(queue.fromMs), y: y + 17, height: 6,
+        width: Math.max(2, x(queue.toMs) - x(queue.fromMs)),
+      });
+      strip.append(shape("title", {}, `up to ${queue.most} waiting`));
+      svg.append(strip);
+    }
     for (const hold of row.holds) {
       const end = hold.toMs ?? to;
       if (end < from) continue;
-      if (hold.waitedFromMs !== null && hold.fromMs > from) {
-        const begin = x(hold.waitedFromMs);
-        svg.append(shape("rect", {
-          class: "wait", x: begin, y: y + 17, width: Math.max(1, x(hold.fromMs) - begin), height: 6,
-        }));
-      }
       const bar = shape("rect", {
         class: hold.toMs === null ? "hold live" : "hold",
         x: x(hold.fromMs), y: y + 4, rx: 2, height: 12,
         width: Math.max(1.5, x(end) - x(hold.fromMs)),
       });
       const fence = hold.fence ? `fence ${hold.fence.replace(/^0+(?=.)/, "")}, ` : "";
-      const waited = hold.waitedFromMs === null
-        ? "" : `waited ${duration(hold.fromMs - hold.waitedFromMs)}, `;
+      const waited = hold.waitedMs === null ? "" : `waited ${duration(hold.waitedMs)}, `;
+      const holder = hold.holder ? `${hold.holder}: ` : "";
       bar.append(shape("title", {},
-        `${fence}${waited}held for ${duration(end - hold.fromMs)}, ${hold.end ?? "held now"}`));
+        `${holder}${fence}${waited}held for ${duration(end - hold.fromMs)}, ${hold.end ?? "held now"}`));
       svg.append(bar);
       if (hold.end === "expired" || hold.end === "broken") {
         svg.append(shape("rect", {

@@ -72,6 +72,12 @@ fn everything() -> Outcome {
     step("documentation", cargo(&document).env("RUSTDOCFLAGS", "-D warnings"))?;
     let test = ["test", "--workspace", "--all-features"];
     step("tests", cargo(&test).env(REQUIRE_SERVERS, "1").env("PATH", path))?;
+    for example in ["prometheus", "opentelemetry"] {
+        step(
+            &format!("example {example}"),
+            &mut Command::new(target().join("debug").join(example)),
+        )?;
+    }
     for example in examples()? {
         // The tests have built it. `cargo run` would build its dependencies again, because it
         // selects other features of them.

@@ -130,7 +130,7 @@ pub mod backend {
 /// Events for logs, metrics and traces.
 pub mod telemetry {
     pub use crate::contract::event::{
-        EngineEvent, Event, EventSink, LockEvent, Operation, Reason, WaitOutcome,
+        EngineEvent, EngineEventKind, Event, EventSink, LockEvent, Operation, Reason, WaitOutcome,
     };
     #[cfg(feature = "metrics")]
     pub use crate::layers::telemetry::metrics::MetricsSink;

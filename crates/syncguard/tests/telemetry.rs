@@ -11,7 +11,8 @@ use syncguard::backend::{
 };
 use syncguard::memory::MemoryConfig;
 use syncguard::telemetry::{
-    EngineEvent, Event, EventSink, LockEvent, QueuedSink, TelemetryLayer, WaitOutcome,
+    EngineEvent, EngineEventKind, Event, EventSink, LockEvent, QueuedSink, TelemetryLayer,
+    WaitOutcome,
 };
 use syncguard::{
     Error, ErrorCode, ExtendOutcome, Fence, Key, LockBackend, LockId, LockOptions, Locker,
@@ -279,27 +280,41 @@ async fn calls_through_guards_and_engine_events_are_reported() {
     let engine = sink.engine.lock().expect("no panic");
     let outcomes: Vec<_> = engine
         .iter()
-        .map(|event| match event {
-            EngineEvent::Waited { outcome, .. } => outcome.as_str(),
-            EngineEvent::Held { .. } => "held",
-            EngineEvent::Lost { .. } => "lost",
+        .map(|event| match &event.kind {
+            EngineEventKind::Waiting => "waiting",
+            EngineEventKind::Waited { outcome, .. } => outcome.as_str(),
+            EngineEventKind::Acquired => "guard",
+            EngineEventKind::Held { .. } => "held",
+            EngineEventKind::Lost { .. } => "lost",
             _ => "unknown",
         })
         .collect();
-    assert_eq!(outcomes, ["acquired", "timed-out", "contended", "held", "acquired", "held"]);
+    assert_eq!(
+        outcomes,
+        [
+            "guard",
+            "acquired",
+            "waiting",
+            "timed-out",
+            "contended",
+            "held",
+            "guard",
+            "acquired",
+            "held"
+        ]
+    );
     assert!(matches!(
-        engine[1],
-        EngineEvent::Waited { outcome: WaitOutcome::TimedOut, waited, attempts: 0, .. }
-            if waited == Duration::from_millis(50)
+        engine[3].kind,
+        EngineEventKind::Waited {
+            outcome: WaitOutcome::TimedOut, waited, attempts: 0, was_queued: true, ..
+        } if waited == Duration::from_millis(50)
     ));
-    for (place, number) in [(0, 1), (3, 1), (4, 2), (5, 2)] {
-        let (EngineEvent::Waited { label, fence, .. } | EngineEvent::Held { label, fence, .. }) =
-            &engine[place]
-        else {
-            panic!("{:?}", engine[place]);
-        };
-        assert_eq!(label.as_deref(), Some("nightly"));
-        assert_eq!(fence.map(Fence::get), Some(number));
+    for (place, number) in [(0, 1), (1, 1), (5, 1), (6, 2), (7, 2), (8, 2)] {
+        assert_eq!(engine[place].fence.map(Fence::get), Some(number), "{place}");
+    }
+    for event in engine.iter() {
+        assert_eq!((event.backend, event.label.as_deref()), ("memory", Some("nightly")));
+        assert_eq!((event.key_hash, event.key.as_ref()), (hash, None), "no sink asked for keys");
     }
 }
 
@@ -318,8 +333,9 @@ async fn a_loss_is_reported_once() {
     guard.lost().await;
     let events = sink.engine.lock().expect("no panic");
     let is_loss = |event: &&EngineEvent| {
-        matches!(event, EngineEvent::Lost { key_hash, reason: LostReason::Expired, fence, .. }
-            if *key_hash == guard.key().hash_id() && *fence == Some(guard.fence()))
+        matches!(event.kind, EngineEventKind::Lost { reason: LostReason::Expired, .. })
+            && event.key_hash == guard.key().hash_id()
+            && event.fence == Some(guard.fence())
     };
     assert_eq!(events.iter().filter(is_loss).count(), 1, "{events:?}");
 }
@@ -335,7 +351,10 @@ async fn an_unnoticed_loss_is_reported_at_the_release() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     guard.release().await.expect("works");
     let events = sink.engine.lock().expect("no panic");
-    assert!(events.iter().any(|event| matches!(event, EngineEvent::Lost { .. })), "{events:?}");
+    assert!(
+        events.iter().any(|event| matches!(event.kind, EngineEventKind::Lost { .. })),
+        "{events:?}"
+    );
 }
 
 #[derive(Debug)]

@@ -87,6 +87,8 @@ impl Reason {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LockEvent {
+    /// The name of the backend.
+    pub backend: &'static str,
     /// The operation.
     pub operation: Operation,
     /// Whether the operation had the requested effect, or found the lock.
@@ -108,8 +110,9 @@ pub struct LockEvent {
 impl LockEvent {
     /// Creates an event without reason, key and lock id.
     #[must_use]
-    pub fn new(operation: Operation, ok: bool, elapsed: Duration) -> Self {
+    pub fn new(backend: &'static str, operation: Operation, ok: bool, elapsed: Duration) -> Self {
         Self {
+            backend,
             operation,
             ok,
             reason: None,
@@ -154,48 +157,63 @@ impl WaitOutcome {
 /// An event of a [`Locker`](crate::Locker), above single operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum EngineEvent {
-    /// The wait of `lock`, `try_lock` or `with_lock` ended.
+pub struct EngineEvent {
+    /// The name of the backend.
+    pub backend: &'static str,
+    /// The hash of the key.
+    pub key_hash: HashId,
+    /// The [label](crate::LockOptions::label) of the lock.
+    pub label: Option<Arc<str>>,
+    /// The fence of the lock, if it was acquired on a backend that fences.
+    pub fence: Option<Fence>,
+    /// The raw key, for sinks that [ask for it](EventSink::wants_keys). It is sensitive.
+    pub key: Option<Key>,
+    /// What happened.
+    pub kind: EngineEventKind,
+}
+
+/// What happened in a [`Locker`](crate::Locker).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EngineEventKind {
+    /// A call has to wait for the lock. [`Waited`](Self::Waited) follows.
+    Waiting,
+    /// A call of `lock`, `try_lock` or `with_lock` ended.
     #[non_exhaustive]
     Waited {
-        /// The hash of the key.
-        key_hash: HashId,
-        /// The [label](crate::LockOptions::label) of the lock.
-        label: Option<Arc<str>>,
-        /// The fence, if the lock was acquired on a backend that fences.
-        fence: Option<Fence>,
-        /// How the wait ended.
+        /// How it ended.
         outcome: WaitOutcome,
-        /// How long the wait took.
+        /// How long it took.
         waited: Duration,
+        /// Whether it had to wait, which [`Waiting`](Self::Waiting) reported.
+        was_queued: bool,
+        /// If the lock was acquired after another holder released it: the time from the
+        /// notification of the release.
+        hand_over: Option<Duration>,
         /// The number of acquire attempts at the store.
         attempts: u32,
         /// How many tasks of this process held or waited for the lock when this wait began.
         queued_behind: u32,
     },
-    /// A guard was released or dropped.
+    /// A guard was created. [`Held`](Self::Held) follows.
+    Acquired,
+    /// A guard was released, detached or dropped.
     #[non_exhaustive]
     Held {
-        /// The hash of the key.
-        key_hash: HashId,
-        /// The label of the lock.
-        label: Option<Arc<str>>,
-        /// The fence of the lock.
-        fence: Option<Fence>,
         /// How long the guard lived.
         held: Duration,
     },
     /// A guard lost its lock.
     #[non_exhaustive]
     Lost {
-        /// The hash of the key.
-        key_hash: HashId,
-        /// The label of the lock.
-        label: Option<Arc<str>>,
-        /// The fence of the lock.
-        fence: Option<Fence>,
         /// Why the lock was lost.
         reason: LostReason,
+    },
+    /// A lock was not renewed. The next attempt may succeed.
+    #[non_exhaustive]
+    RenewalFailed {
+        /// The code of the error.
+        code: ErrorCode,
     },
 }
 
@@ -228,6 +246,12 @@ pub trait EventSink: fmt::Debug + Send + Sync + 'static {
     /// Returns whether this sink needs no queue, because it returns at once and never blocks. It is
     /// then called during an operation, on the thread of that operation. `false` by default.
     fn is_inline(&self) -> bool {
+        false
+    }
+
+    /// Returns whether this sink receives raw keys with all events. They are sensitive. `false` by
+    /// default.
+    fn wants_keys(&self) -> bool {
         false
     }
 }

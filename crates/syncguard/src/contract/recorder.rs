@@ -19,8 +19,14 @@ use crate::common::lock_id::LockId;
 /// Calls a backend and reports to sinks how each call ended.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recorder {
-    sinks: Vec<SinkHandle>,
+    sinks: Vec<Sink>,
     include_raw: IncludeRaw,
+}
+
+#[derive(Clone, Debug)]
+struct Sink {
+    handle: SinkHandle,
+    wants_keys: bool,
 }
 
 /// Which events include raw keys and lock ids.
@@ -51,7 +57,8 @@ struct Subject<'a> {
 
 impl Recorder {
     pub(crate) fn add(&mut self, sink: Arc<dyn EventSink>) {
-        self.sinks.push(SinkHandle::new(sink));
+        let wants_keys = sink.wants_keys();
+        self.sinks.push(Sink { handle: SinkHandle::new(sink), wants_keys });
     }
 
     pub(crate) fn set_include_raw(&mut self, include_raw: IncludeRaw) {
@@ -64,14 +71,17 @@ impl Recorder {
 
     /// Returns how many events were dropped because the queue in front of a sink was full.
     pub(crate) fn dropped(&self) -> u64 {
-        self.sinks.iter().map(SinkHandle::dropped).sum()
+        self.sinks.iter().map(|sink| sink.handle.dropped()).sum()
     }
 
-    /// Reports an event of a locker, above single operations.
-    pub(crate) fn engine(&self, event: impl FnOnce() -> EngineEvent) {
+    /// Reports an event of a locker, above single operations. The event has no key yet.
+    pub(crate) fn engine(&self, key: &Key, event: impl FnOnce() -> EngineEvent) {
         if !self.is_off() {
             let event = event();
-            self.sinks.iter().for_each(|sink| sink.engine(event.clone()));
+            for sink in &self.sinks {
+                let key = sink.wants_keys.then(|| key.clone());
+                sink.handle.engine(EngineEvent { key, ..event.clone() });
+            }
         }
     }
 
@@ -87,7 +97,8 @@ impl Recorder {
             AcquireOutcome::AlreadyUsed => (false, None),
         };
         let granted = Some(request.lock_id());
-        self.record(Operation::Acquire, subject, backend.acquire(request), judge, granted).await
+        self.record(backend, Operation::Acquire, subject, backend.acquire(request), judge, granted)
+            .await
     }
 
     pub(crate) async fn release<B: LockBackend>(
@@ -101,7 +112,8 @@ impl Recorder {
             ReleaseOutcome::Released => (true, None),
             ReleaseOutcome::NotHeld(reason) => (false, Reason::not_held(*reason)),
         };
-        self.record(Operation::Release, subject, backend.release(request), judge, None).await
+        self.record(backend, Operation::Release, subject, backend.release(request), judge, None)
+            .await
     }
 
     pub(crate) async fn extend<B: LockBackend>(
@@ -115,13 +127,14 @@ impl Recorder {
             ExtendOutcome::Extended(_) => (true, None),
             ExtendOutcome::NotHeld(reason) => (false, Reason::not_held(*reason)),
         };
-        self.record(Operation::Extend, subject, backend.extend(request), judge, None).await
+        self.record(backend, Operation::Extend, subject, backend.extend(request), judge, None).await
     }
 
     pub(crate) async fn is_locked<B: LockBackend>(&self, backend: &B, key: &Key) -> Result<bool> {
         let subject = Subject { key: Some(key), lock_id: None };
         let call = backend.is_locked(key);
-        self.record(Operation::IsLocked, subject, call, |locked| (*locked, None), None).await
+        self.record(backend, Operation::IsLocked, subject, call, |locked| (*locked, None), None)
+            .await
     }
 
     pub(crate) async fn lookup_key<B: LockBackend>(
@@ -131,7 +144,8 @@ impl Recorder {
     ) -> Result<Option<StoredLock<B::Fencing>>> {
         let subject = Subject { key: Some(key), lock_id: None };
         let call = backend.lookup_key(key);
-        self.record(Operation::Lookup, subject, call, |found| (found.is_some(), None), None).await
+        let judge = |found: &Option<_>| (found.is_some(), None);
+        self.record(backend, Operation::Lookup, subject, call, judge, None).await
     }
 
     pub(crate) async fn lookup_id<B: LockBackend>(
@@ -141,7 +155,8 @@ impl Recorder {
     ) -> Result<Option<StoredLock<B::Fencing>>> {
         let subject = Subject { key: None, lock_id: Some(*lock_id) };
         let call = backend.lookup_id(lock_id);
-        self.record(Operation::Lookup, subject, call, |found| (found.is_some(), None), None).await
+        let judge = |found: &Option<_>| (found.is_some(), None);
+        self.record(backend, Operation::Lookup, subject, call, judge, None).await
     }
 
     /// Runs an operation and reports how it ended.
@@ -150,6 +165,7 @@ impl Recorder {
     /// is the lock id that a success grants.
     async fn record<T: Send>(
         &self,
+        backend: &impl LockBackend,
         operation: Operation,
         mut subject: Subject<'_>,
         call: impl Future<Output = Result<T>> + Send,
@@ -165,7 +181,8 @@ impl Recorder {
             Ok(value) => judge(value),
             Err(error) => (false, Some(Reason::Error(error.code()))),
         };
-        let mut event = LockEvent::new(operation, ok, started.elapsed());
+        let mut event =
+            LockEvent::new(backend.capabilities().backend, operation, ok, started.elapsed());
         event.reason = reason;
         subject.lock_id = subject.lock_id.or(granted.filter(|_| ok));
         self.tell(event, subject);
@@ -183,10 +200,10 @@ impl Recorder {
                 catch_unwind(AssertUnwindSafe(|| choose(&event))).unwrap_or(false)
             }
         };
-        if include {
-            event.key = subject.key.cloned();
-            event.lock_id = subject.lock_id;
+        event.lock_id = subject.lock_id.filter(|_| include);
+        for sink in &self.sinks {
+            event.key = subject.key.filter(|_| include || sink.wants_keys).cloned();
+            sink.handle.operation(event.clone());
         }
-        self.sinks.iter().for_each(|sink| sink.operation(event.clone()));
     }
 }

@@ -31,6 +31,8 @@ pub(super) struct LockCall<'a, B> {
     pub(super) started: LocalInstant,
     /// How often the store was asked.
     pub(super) attempts: AtomicU32,
+    /// The time from the notification of a release to the grant, in microseconds; 0 for none.
+    pub(super) hand_over_us: AtomicU32,
 }
 
 /// The attempts of one wait.

@@ -13,7 +13,11 @@ use super::clock::Ticker;
 use super::options::LockOptions;
 use super::wait_queue::WaitQueues;
 use crate::common::error::{Error, Result};
+use crate::common::fence::Fence;
 use crate::common::holder::HolderInfo;
+use crate::common::key::Key;
+use crate::contract::LockBackend;
+use crate::contract::event::{EngineEvent, EngineEventKind};
 use crate::contract::recorder::Recorder;
 
 /// A locker's options and its engine. Aligned to two cache lines, which processors fetch in pairs,
@@ -25,6 +29,25 @@ pub(super) struct Context<B> {
     pub(super) options: Arc<LockOptions>,
     /// Who holds the locks of this locker, unless that is not to be stored.
     pub(super) holder: Option<HolderInfo>,
+}
+
+impl<B: LockBackend> Context<B> {
+    /// Reports an event about the lock of a key.
+    pub(super) fn report(
+        &self,
+        key: &Key,
+        fence: Option<Fence>,
+        kind: impl FnOnce() -> EngineEventKind,
+    ) {
+        self.engine.recorder.engine(key, || EngineEvent {
+            backend: self.engine.backend.capabilities().backend,
+            key_hash: key.hash_id(),
+            label: self.options.label.clone(),
+            fence,
+            key: None,
+            kind: kind(),
+        });
+    }
 }
 
 /// Several copies of one context. Every lock counts a reference to its context; threads that use

@@ -19,6 +19,7 @@ use crate::common::lost_reason::LostReason;
 use crate::common::time::Timestamp;
 use crate::common::ttl::Ttl;
 use crate::contract::LockBackend;
+use crate::contract::event::EngineEventKind;
 use crate::contract::fenced_lock::FencedLock;
 use crate::contract::outcome::{ExtendOutcome, ReleaseOutcome};
 
@@ -66,6 +67,7 @@ impl<B: LockBackend> LockGuard<B> {
             Some(ticket) => ticket.hold(until, holder),
             None => lease.context.engine.wait_queues.hold(&lease.key, until, holder),
         }
+        lease.report(|| EngineEventKind::Acquired);
         if lease.context.options.renew {
             lease_task::start(&lease);
         }

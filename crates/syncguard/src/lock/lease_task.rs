@@ -9,6 +9,7 @@ use super::lease_state::Step;
 use super::shared_lease::SharedLease;
 use crate::common::lost_reason::LostReason;
 use crate::contract::LockBackend;
+use crate::contract::event::EngineEventKind;
 
 /// Starts the task of a lease, if it has none.
 ///
@@ -50,6 +51,7 @@ impl<B: LockBackend> LeaseTask<B> {
                 Step::Renew(sent) => {
                     // One failed renewal is not a loss: the lock is held until its deadline.
                     if let Err(error) = lease.send_extend(sent).await {
+                        lease.report(|| EngineEventKind::RenewalFailed { code: error.code() });
                         tracing::debug!(
                             key_hash = %lease.key.hash_id(),
                             code = error.code().as_str(),

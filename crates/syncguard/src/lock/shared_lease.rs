@@ -26,7 +26,7 @@ use crate::common::lock_id::LockId;
 use crate::common::lost_reason::LostReason;
 use crate::common::time::Timestamp;
 use crate::common::ttl::Ttl;
-use crate::contract::event::EngineEvent;
+use crate::contract::event::EngineEventKind;
 use crate::contract::outcome::{ExtendOutcome, NotHeldReason, ReleaseOutcome};
 use crate::contract::request::{ExtendRequest, Hint, Receipt, ReleaseRequest};
 use crate::contract::{BoxFuture, LockBackend};
@@ -222,12 +222,7 @@ impl<B: LockBackend> SharedLease<B> {
         }
         if let_go.is_first {
             self.changed.notify_waiters();
-            self.context.engine.recorder.engine(|| EngineEvent::Held {
-                key_hash: self.key.hash_id(),
-                label: self.context.options.label.clone(),
-                fence: self.fence(),
-                held: now.since(since),
-            });
+            self.report(|| EngineEventKind::Held { held: now.since(since) });
         }
         seen
     }
@@ -251,9 +246,12 @@ impl<B: LockBackend> SharedLease<B> {
         if engine.recorder.is_off() {
             tracing::warn!(%key_hash, reason = reason.as_str(), "lost a lock: {reason}");
         }
-        let label = self.context.options.label.clone();
-        let fence = self.fence();
-        engine.recorder.engine(|| EngineEvent::Lost { key_hash, label, fence, reason });
+        self.report(|| EngineEventKind::Lost { reason });
+    }
+
+    /// Reports an event about this lock.
+    pub(super) fn report(&self, kind: impl FnOnce() -> EngineEventKind) {
+        self.context.report(&self.key, self.fence(), kind);
     }
 
     /// Records that this process no longer holds the lock, so that the next waiter can try.

@@ -25,7 +25,7 @@ use crate::common::fence::Fence;
 use crate::common::holder::HolderInfo;
 use crate::common::key::Key;
 use crate::contract::LockBackend;
-use crate::contract::event::{EngineEvent, WaitOutcome};
+use crate::contract::event::{EngineEventKind, WaitOutcome};
 use crate::contract::notifier::Subscription;
 
 /// One call of `lock` or `try_lock`.
@@ -37,6 +37,8 @@ pub(super) struct Wait<'a, B: LockBackend> {
     has_failed: AtomicBool,
     /// How many tasks of this process held or waited for the lock before.
     queued_behind: AtomicU32,
+    /// Whether the call had to wait.
+    was_queued: AtomicBool,
     /// Makes a shutdown wait for what is in progress here, until this is dropped.
     under_way: OnceLock<TaskTrackerToken>,
     outcome: WaitOutcome,
@@ -60,10 +62,12 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 key,
                 started: context.engine.ticker.now(),
                 attempts: AtomicU32::new(0),
+                hand_over_us: AtomicU32::new(0),
             },
             last_error: Mutex::new(None),
             has_failed: AtomicBool::new(false),
             queued_behind: AtomicU32::new(0),
+            was_queued: AtomicBool::new(false),
             under_way: OnceLock::new(),
             // The outcome if the caller drops the wait.
             outcome: WaitOutcome::Cancelled,
@@ -189,6 +193,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         let (mut head, schedule, is_new) = if let Ok(head) = queue.head.try_lock() {
             (head, None, true)
         } else {
+            self.note_waiting();
             let (head, schedule) = match self.call.context.options.max_retries() {
                 None => (queue.head.lock().await, None),
                 // Boxed, so that waiters without a limit are smaller.
@@ -210,8 +215,16 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 Attempted::Contended { expires_in } => holder = Holder::Elsewhere { expires_in },
             }
         }
+        self.note_waiting();
         // Boxed, because only the first waiter of a key needs it.
         Box::pin(self.contend(queue, head, attempts, holder, schedule)).await
+    }
+
+    /// Reports once that this call has to wait.
+    fn note_waiting(&self) {
+        if !self.was_queued.swap(true, Ordering::Relaxed) {
+            self.call.context.report(self.call.key, None, || EngineEventKind::Waiting);
+        }
     }
 
     /// Waits to become the head. A waiter in the queue knows that the lock is held: its retries are
@@ -266,22 +279,32 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         let mut schedule = schedule
             .unwrap_or_else(|| Box::new(Schedule::new(options.retry_policy(), options.timeout)));
         loop {
-            match holder {
-                Holder::Here => {
-                    self.pause_until_released(queue, &mut head, &mut schedule).await?;
-                }
+            let released_at = match holder {
+                Holder::Here => self.pause_until_released(queue, &mut head, &mut schedule).await?,
                 Holder::Elsewhere { expires_in } => {
-                    self.pause(queue, &mut head, &mut schedule, expires_in).await?;
+                    self.pause(queue, &mut head, &mut schedule, expires_in).await?
                 }
-            }
+            };
             match self.ask(queue, &mut head, &mut attempts).await? {
-                Attempted::Acquired(guard) => return Ok(guard),
+                Attempted::Acquired(guard) => {
+                    if let Some(released_at) = released_at {
+                        self.note_hand_over(released_at);
+                    }
+                    return Ok(guard);
+                }
                 Attempted::Contended { .. } if queue.held_until().is_some() => {
                     holder = Holder::Here;
                 }
                 Attempted::Contended { expires_in } => holder = Holder::Elsewhere { expires_in },
             }
         }
+    }
+
+    /// Notes how long it took to get the lock after its release was known.
+    fn note_hand_over(&self, released_at: LocalInstant) {
+        let took = self.call.context.engine.ticker.now().since(released_at);
+        let took_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX).max(1);
+        self.call.hand_over_us.store(took_us, Ordering::Relaxed);
     }
 
     /// Asks the store once. With `retry_on_error`, a retryable error counts as a held lock.
@@ -315,7 +338,8 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         }
     }
 
-    /// Sleeps until this process has released the lock, or must have lost it.
+    /// Sleeps until this process has released the lock, or must have lost it. Returns when it was
+    /// released, if it was.
     ///
     /// Notifications are ignored, because they could only be of an earlier release; the slow
     /// polling continues. Retries are used up without asking, because the answer is known.
@@ -324,26 +348,27 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         queue: &WaitQueue,
         head: &mut QueueHead,
         schedule: &mut Schedule,
-    ) -> Result<()> {
+    ) -> Result<Option<LocalInstant>> {
         let ticker = &self.call.context.engine.ticker;
         let ask_anyway_at = ticker.now() + self.call.context.engine.poll_interval;
         loop {
-            let Some(held_until) = queue.held_until() else { return Ok(()) };
+            let Some(held_until) = queue.held_until() else { return Ok(None) };
             let retry_at =
                 if schedule.is_limited() { self.next_retry(schedule, None)? } else { None };
             tokio::select! {
                 biased;
                 () = queue.released.notified() => {
+                    let released_at = ticker.now();
                     if head.fairness.count_handoff() {
                         self.let_others_go_first(head).await;
                     }
-                    return Ok(());
+                    return Ok(Some(released_at));
                 }
                 () = ticker.sleep_until(held_until) => {
                     queue.set_not_held();
-                    return Ok(());
+                    return Ok(None);
                 }
-                () = ticker.sleep_until(ask_anyway_at) => return Ok(()),
+                () = ticker.sleep_until(ask_anyway_at) => return Ok(None),
                 () = ticker.sleep_until_some(retry_at) => {
                     schedule.timer_fired(ticker.now().since(self.call.started));
                 }
@@ -351,14 +376,15 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         }
     }
 
-    /// Sleeps until the next attempt at a lock that another process holds is worthwhile.
+    /// Sleeps until the next attempt at a lock that another process holds is worthwhile. Returns when
+    /// the notification of a release came, if one did.
     async fn pause(
         &self,
         queue: &WaitQueue,
         head: &mut QueueHead,
         schedule: &mut Schedule,
         expires_in: Option<Duration>,
-    ) -> Result<()> {
+    ) -> Result<Option<LocalInstant>> {
         /// The shortest pause, so that a store whose clock is slightly off is not asked in a loop.
         const LEAST: Duration = Duration::from_millis(5);
         let ticker = &self.call.context.engine.ticker;
@@ -367,7 +393,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         let cap = is_working.then_some(self.call.context.engine.poll_interval);
         let ask_at = self.next_retry(schedule, cap)?;
         if self.subscribe(head).await {
-            return Ok(());
+            return Ok(None);
         }
         let woken = async {
             match &mut head.subscription {
@@ -375,25 +401,28 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 None => pending().await,
             }
         };
-        tokio::select! {
+        let released_at = tokio::select! {
             biased;
-            () = queue.released.notified() => {}
+            () = queue.released.notified() => Some(ticker.now()),
             holder_age = woken => {
+                let released_at = ticker.now();
                 if let Some(holder_age) = holder_age
                     && !head.subscription.as_ref().is_some_and(Subscription::is_alone)
                 {
-                    let waited = ticker.now().since(self.call.started);
+                    let waited = released_at.since(self.call.started);
                     ticker.sleep(pause_in_order(waited, holder_age)).await;
                 }
+                Some(released_at)
             }
-            () = ticker.sleep_until_some(free_at) => {}
+            () = ticker.sleep_until_some(free_at) => None,
             () = ticker.sleep_until_some(ask_at) => {
                 schedule.timer_fired(ticker.now().since(self.call.started));
                 // A timer that was due at once must not keep other tasks from running.
                 tokio::task::yield_now().await;
+                None
             }
-        }
-        Ok(())
+        };
+        Ok(released_at)
     }
 
     /// Sits out one round of notifications: waits for the one that this process's own release has
@@ -489,12 +518,15 @@ impl<'a, B: LockBackend> Wait<'a, B> {
 
 impl<B: LockBackend> Drop for Wait<'_, B> {
     fn drop(&mut self) {
-        self.call.context.engine.recorder.engine(|| EngineEvent::Waited {
-            key_hash: self.call.key.hash_id(),
-            label: self.call.context.options.label.clone(),
-            fence: Fence::new(self.fence).ok().filter(|fence| fence.get() > 0),
+        let fence = Fence::new(self.fence).ok().filter(|fence| fence.get() > 0);
+        self.call.context.report(self.call.key, fence, || EngineEventKind::Waited {
             outcome: self.outcome,
             waited: self.call.context.engine.ticker.now().since(self.call.started),
+            was_queued: self.was_queued.load(Ordering::Relaxed),
+            hand_over: match self.call.hand_over_us.load(Ordering::Relaxed) {
+                0 => None,
+                took_us => Some(Duration::from_micros(took_us.into())),
+            },
             attempts: self.call.attempts.load(Ordering::Relaxed),
             queued_behind: self.queued_behind.load(Ordering::Relaxed),
         });

@@ -3,7 +3,7 @@
 use tracing::{debug, warn};
 
 use crate::common::hash_id::HashId;
-use crate::contract::event::{EngineEvent, EventSink, LockEvent, WaitOutcome};
+use crate::contract::event::{EngineEvent, EngineEventKind, EventSink, LockEvent, WaitOutcome};
 
 /// Emits `tracing` events: operations at `DEBUG`, waits that ended without the lock and lost locks
 /// at `WARN`. Raw keys and lock ids are never emitted, even if the layer includes them.
@@ -28,9 +28,10 @@ impl EventSink for TracingSink {
     }
 
     fn engine(&self, event: &EngineEvent) {
-        match event {
-            EngineEvent::Waited { key_hash, label, fence, outcome, waited, attempts, .. } => {
-                let (label, fence) = (label.as_deref(), fence.map(tracing::field::display));
+        let (key_hash, label) = (&event.key_hash, event.label.as_deref());
+        let fence = event.fence.map(tracing::field::display);
+        match &event.kind {
+            EngineEventKind::Waited { outcome, waited, attempts, .. } => {
                 let is_expected = matches!(outcome, WaitOutcome::Acquired | WaitOutcome::Contended);
                 let outcome = outcome.as_str();
                 if is_expected {
@@ -39,14 +40,17 @@ impl EventSink for TracingSink {
                     warn!(target: "syncguard::engine", %key_hash, label, outcome, ?waited, attempts, "not acquired");
                 }
             }
-            EngineEvent::Held { key_hash, label, fence, held } => {
-                let (label, fence) = (label.as_deref(), fence.map(tracing::field::display));
+            EngineEventKind::Held { held } => {
                 debug!(target: "syncguard::engine", %key_hash, label, fence, ?held, "released");
             }
-            EngineEvent::Lost { key_hash, label, fence, reason } => {
-                let (label, fence) = (label.as_deref(), fence.map(tracing::field::display));
+            EngineEventKind::Lost { reason } => {
                 warn!(target: "syncguard::engine", %key_hash, label, fence, reason = reason.as_str(), "lost");
             }
+            EngineEventKind::RenewalFailed { code } => {
+                debug!(target: "syncguard::engine", %key_hash, label, fence, code = code.as_str(), "not renewed");
+            }
+            // Reported when they end.
+            EngineEventKind::Waiting | EngineEventKind::Acquired => {}
         }
     }
 }

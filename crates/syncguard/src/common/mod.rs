@@ -17,6 +17,7 @@ pub(crate) mod network_options;
 pub(crate) mod randomness;
 pub(crate) mod sharded;
 pub(crate) mod storage_key;
+pub(crate) mod sync;
 pub(crate) mod time;
 pub(crate) mod ttl;
 pub(crate) mod uptime;

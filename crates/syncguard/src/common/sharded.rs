@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, PoisonError};
 
 use super::key::Key;
 use super::lock_id::LockId;
+use super::sync::{Mutex, MutexGuard};
 
 /// A map behind many mutexes instead of one.
 pub(crate) struct Sharded<K, V> {

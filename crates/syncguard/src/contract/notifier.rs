@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::pending;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
 use crate::common::key::Key;
+use crate::common::sync::{Mutex, MutexGuard};
 
 /// A subscription to notifications that one key may be free. Drop it to unsubscribe.
 pub struct Subscription {

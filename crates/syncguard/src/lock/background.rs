@@ -22,11 +22,19 @@ impl Background {
     /// locker's runtime has shut down, the job is dropped at once; jobs report that in their own
     /// `Drop`.
     pub(super) fn spawn(&self, job: impl Future<Output = ()> + Send + 'static) {
+        #[cfg(test)]
+        if super::schedules::is_running() {
+            return super::schedules::spawn(self.jobs.track_future(job));
+        }
         self.jobs.spawn_on(job, &self.runtime);
     }
 
     /// Starts a task that ends with its guard, so that nothing has to wait for it.
     pub(super) fn spawn_untracked(&self, task: impl Future<Output = ()> + Send + 'static) {
+        #[cfg(test)]
+        if super::schedules::is_running() {
+            return super::schedules::spawn(task);
+        }
         drop(self.runtime.spawn(task));
     }
 

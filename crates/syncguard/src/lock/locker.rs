@@ -404,6 +404,12 @@ impl<B: LockBackend> Locker<B> {
         }
     }
 
+    /// Returns how many keys are waited for or held here.
+    #[cfg(test)]
+    pub(super) fn waits_and_holds(&self) -> usize {
+        self.context().engine.wait_queues.len()
+    }
+
     fn check_not_shut_down(&self) -> Result<()> {
         if self.context().engine.is_shut_down() {
             return Err(Error::shut_down());

@@ -31,3 +31,6 @@ mod wait;
 pub(crate) mod lock_request;
 
 pub(crate) mod locker;
+
+#[cfg(test)]
+mod schedules;

@@ -2,7 +2,7 @@
 //! lease's state machine.
 
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::lost_reason::LostReason;
+use crate::common::sync::{Mutex, MutexGuard};
 use crate::common::time::Timestamp;
 use crate::common::ttl::Ttl;
 use crate::contract::event::EngineEventKind;

@@ -4,7 +4,7 @@
 use std::future::{pending, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::fence::Fence;
 use crate::common::holder::HolderInfo;
 use crate::common::key::Key;
+use crate::common::sync::Mutex;
 use crate::contract::LockBackend;
 use crate::contract::event::{EngineEventKind, WaitOutcome};
 use crate::contract::notifier::Subscription;

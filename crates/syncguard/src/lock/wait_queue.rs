@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -11,6 +11,7 @@ use super::clock::LocalInstant;
 use crate::common::fence::Fence;
 use crate::common::key::Key;
 use crate::common::sharded::Sharded;
+use crate::common::sync::{Mutex, MutexGuard};
 use crate::contract::notifier::Subscription;
 
 /// All queues of a locker. A queue exists while a task waits in it or a guard holds its lock.

@@ -1,13 +1,13 @@
 //! The maps of the memory backend, split into shards so that distinct keys rarely contend.
 
 use std::collections::HashMap;
-use std::sync::MutexGuard;
 
 use crate::common::fence::Fence;
 use crate::common::holder::HolderInfo;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::sharded::Sharded;
+use crate::common::sync::MutexGuard;
 use crate::common::time::Timestamp;
 use crate::contract::stored_lock::StoredLock;
 

@@ -1,6 +1,7 @@
 //! The project's own commands, the same on a laptop and in CI.
 
 mod bench;
+mod figures;
 mod mutants;
 mod shell;
 mod test;
@@ -17,7 +18,8 @@ usage: cargo xtask COMMAND
   test [BACKEND…]    run all checks and tests, or only the tests of the named backends
   bench [BACKEND…]   run the benchmarks, and write results to target/bench/results.json
   soak               run the long tests that are too slow for CI
-  mutants            plant one bug at a time, and check that the tests catch it
+  mutants [TEXT…]    plant one bug at a time, and check that the tests catch it; only those whose
+                     name contains a TEXT
 
 backends: firestore, memory, postgres, redis, sqlite
 ";
@@ -32,7 +34,7 @@ fn main() -> ExitCode {
         "test" => test::run(rest),
         "bench" => bench::run(rest),
         "soak" => test::soak(),
-        "mutants" => mutants::run(),
+        "mutants" => mutants::run(rest),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");
             Ok(())

@@ -10,7 +10,7 @@ use crate::shell::{Outcome, cargo, root, step};
 use crate::test::{REQUIRE_SERVERS, install_servers};
 
 /// A deliberate bug: a file of the library (or of the command, with the prefix `cli/`), the text to
-/// replace, its replacement, and the test file that must fail.
+/// replace, its replacement, and the test file that must fail: `lib/` is for unit tests, by name.
 struct Mutant {
     name: &'static str,
     file: &'static str,
@@ -470,10 +470,95 @@ const MUTANTS: &[Mutant] = &[
         mutated: "",
         caught_by: "cli/run_signals",
     },
+    Mutant {
+        name: "race: a loss between two polls of a token is missed",
+        file: "lock/guard.rs",
+        original: "handle.lost().await;\n                    drop(cancel_on_drop);",
+        mutated: "let token = cancel_on_drop.disarm();
+                    let lost = async {
+                        while handle.lost().await == LostReason::Released {
+                            std::future::pending::<()>().await;
+                        }
+                    };
+                    tokio::select! {
+                        biased;
+                        () = lost => token.cancel(),
+                        reason = handle.lost() => {
+                            if reason == LostReason::Released {
+                                token.cancel();
+                            }
+                        }
+                    }",
+        caught_by: "lib/schedules::scenarios::no_loss_is_missed",
+    },
+    Mutant {
+        name: "race: an observer registers after it has looked",
+        file: "lock/shared_lease.rs",
+        original: "let changed = self.changed.notified();
+            let mut changed = pin!(changed);
+            // Registers before checking, so that no change in between is missed.
+            changed.as_mut().enable();
+            let found = look(&self.inner().state);
+            if let Some(found) = found {
+                return found;
+            }
+            changed.await;",
+        mutated: "let found = look(&self.inner().state);
+            if let Some(found) = found {
+                return found;
+            }
+            self.changed.notified().await;",
+        caught_by: "lib/schedules::scenarios::every_observer",
+    },
+    Mutant {
+        name: "race: a release wakes only a waiter that sleeps",
+        file: "lock/wait_queue.rs",
+        original: "queue.set_not_held();\n            queue.released.notify_one();",
+        mutated: "queue.set_not_held();\n            queue.released.notify_waiters();",
+        caught_by: "lib/schedules::scenarios::a_queue_hands_over",
+    },
+    Mutant {
+        name: "race: a lock is given back twice",
+        file: "lock/shared_lease.rs",
+        original: "let was_given_back = std::mem::replace(&mut self.inner().is_given_back, true);",
+        mutated: "let was_given_back = self.inner().is_given_back;
+        self.inner().is_given_back = true;",
+        caught_by: "lib/schedules::scenarios::every_observer",
+    },
+    Mutant {
+        name: "race: a waiter subscribes and does not ask again",
+        file: "lock/wait.rs",
+        original: "        head.subscription.is_some()\n    }",
+        mutated: "        false\n    }",
+        caught_by: "lib/schedules::scenarios::processes_hand_over",
+    },
+    Mutant {
+        name: "race: a subscription ends outside the mutex",
+        file: "contract/notifier.rs",
+        original: "let mut topics = self.notifier.lock();
+        // Under the mutex, so that of two concurrent drops one sees that it is the last.
+        drop(self.receiver.take());
+        if topics.get(&self.key).is_some_and(|sender| sender.receiver_count() == 0) {",
+        mutated: "let is_last = |sender: &watch::Sender<Latest>| sender.receiver_count() == 1;
+        let is_last = self.notifier.lock().get(&self.key).is_some_and(is_last);
+        drop(self.receiver.take());
+        let mut topics = self.notifier.lock();
+        if is_last {",
+        caught_by: "lib/schedules::scenarios::no_subscription",
+    },
+    Mutant {
+        name: "redis: the key of a record is trusted",
+        file: "backends/redis/record.rs",
+        original: "Key::new(record.key).map_err(|_cause| foreign())?,",
+        mutated: "Key::new(record.key).expect(\"a key\"),",
+        caught_by: "lib/redis::record",
+    },
 ];
 
 /// The test files that catch the bugs.
 const TESTS: &[&str] = &[
+    "lib/schedules",
+    "lib/redis::record",
     "memory",
     "renewal",
     "waiting",
@@ -500,8 +585,16 @@ const TESTS: &[&str] = &[
     "cli/run_signals",
 ];
 
-/// Plants every bug in turn. The error lists those that were not caught.
-pub(crate) fn run() -> Outcome {
+/// Plants every bug in turn, or those whose name contains one of the given texts. The error lists
+/// those that were not caught.
+pub(crate) fn run(texts: &[String]) -> Outcome {
+    let is_chosen =
+        |name: &str| texts.is_empty() || texts.iter().any(|text| name.contains(text.as_str()));
+    let chosen: Vec<_> = MUTANTS.iter().filter(|mutant| is_chosen(mutant.name)).collect();
+    let is_needed = |test: &str| {
+        // A group of unit tests stands for each of its tests.
+        texts.is_empty() || chosen.iter().any(|mutant| mutant.caught_by.starts_with(test))
+    };
     let home = root().join("target/mutants");
     let tree = home.join("tree");
     copy_the_tree(&tree)?;
@@ -510,13 +603,13 @@ pub(crate) fn run() -> Outcome {
     build.current_dir(&tree).env("CARGO_TARGET_DIR", home.join("build"));
     step("building", &mut build)?;
     println!("== without a bug: every test must pass");
-    for &test in TESTS {
+    for &test in TESTS.iter().filter(|test| is_needed(test)) {
         if !passes(&home, &tree, &programs, test)? {
             return Err(format!("the tests of {test} fail without any bug"));
         }
     }
     let mut survivors = Vec::new();
-    for mutant in MUTANTS {
+    for mutant in &chosen {
         let path = match mutant.file.strip_prefix("cli/") {
             Some(file) => tree.join("crates/syncguard-cli/src").join(file),
             None => tree.join("crates/syncguard/src").join(mutant.file),
@@ -536,7 +629,7 @@ pub(crate) fn run() -> Outcome {
             survivors.push(mutant.name);
         }
     }
-    let caught = MUTANTS.len() - survivors.len();
+    let caught = chosen.len() - survivors.len();
     println!("{caught} passed, {} failed", survivors.len());
     if survivors.is_empty() { Ok(()) } else { Err(format!("not caught: {}", survivors.join("; "))) }
 }
@@ -571,9 +664,10 @@ fn passes(home: &Path, tree: &Path, path: &OsStr, test: &str) -> Outcome<bool> {
 
 fn succeeds(home: &Path, tree: &Path, path: &OsStr, test: &str, more: &[&str]) -> Outcome<bool> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let (package, test) = match test.strip_prefix("cli/") {
-        Some(test) => ("syncguard-cli", test),
-        None => ("syncguard", test),
+    let (package, which) = match (test.strip_prefix("cli/"), test.strip_prefix("lib/")) {
+        (Some(test), _) => ("syncguard-cli", ["--test", test]),
+        (_, Some(name)) => ("syncguard", ["--lib", name]),
+        _ => ("syncguard", ["--test", test]),
     };
     let status = Command::new("timeout")
         .arg("180")
@@ -582,7 +676,8 @@ fn succeeds(home: &Path, tree: &Path, path: &OsStr, test: &str, more: &[&str]) -
         .env("CARGO_TARGET_DIR", home.join("build"))
         .env("PATH", path)
         .env(REQUIRE_SERVERS, "1")
-        .args(["test", "--quiet", "--package", package, "--all-features", "--test", test])
+        .args(["test", "--quiet", "--package", package, "--all-features"])
+        .args(which)
         .args(more)
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use crate::shell::{Outcome, cargo, root, step, target};
-use crate::{text, tools};
+use crate::{figures, text, tools};
 
 /// The features of the library that must also compile on their own.
 const FEATURES: [&str; 8] =
@@ -71,7 +71,10 @@ fn everything() -> Outcome {
     let document = ["doc", "--workspace", "--no-deps", "--all-features"];
     step("documentation", cargo(&document).env("RUSTDOCFLAGS", "-D warnings"))?;
     let test = ["test", "--workspace", "--all-features"];
-    step("tests", cargo(&test).env(REQUIRE_SERVERS, "1").env("PATH", path))?;
+    let figures = figures::file()?;
+    let mut tests = cargo(&test);
+    tests.env(REQUIRE_SERVERS, "1").env("PATH", path).env(figures::VARIABLE, &figures);
+    step("tests", &mut tests)?;
     for example in ["prometheus", "opentelemetry"] {
         step(
             &format!("example {example}"),
@@ -89,7 +92,8 @@ fn everything() -> Outcome {
     // The check for advisories is left out, because not every machine can download the database.
     let mut deny = Command::new(tools::from_crates_io("cargo-deny", "0.20.2", "dev")?);
     deny.current_dir(root()).args(["check", "licenses", "bans", "sources"]);
-    step("licenses, bans and sources of the dependencies", &mut deny)
+    step("licenses, bans and sources of the dependencies", &mut deny)?;
+    figures::print(&figures)
 }
 
 fn examples() -> Outcome<Vec<String>> {
@@ -106,5 +110,34 @@ fn examples() -> Outcome<Vec<String>> {
 /// Runs the long tests that are too slow for CI.
 pub(crate) fn soak() -> Outcome {
     let soak = ["test", "--release", "--package", "syncguard", "--all-features", "--test", "soak"];
-    step("soak", cargo(&soak).args(["--", "--ignored", "--nocapture"]))
+    step("soak", cargo(&soak).args(["--", "--ignored", "--nocapture"]))?;
+    below_the_store()
+}
+
+/// Runs the schedules and the fuzzers for longer, with another seed each time, and cargo-mutants.
+fn below_the_store() -> Outcome {
+    const SCHEDULES: &str = "1000000";
+    const FUZZ_RUNS: &str = "2000000";
+    let seed = std::time::UNIX_EPOCH.elapsed().map_or(1, |elapsed| elapsed.as_secs()).to_string();
+    println!("\nseed: {seed}; repeat with SYNCGUARD_SEED={seed}");
+    let figures = figures::file()?;
+    for (name, which) in [
+        ("schedules", ["--package", "syncguard", "--lib", "schedules"]),
+        ("protocol", ["--package", "syncguard", "--lib", "protocol"]),
+        ("fuzzing of the library", ["--package", "syncguard", "--lib", "panics"]),
+        ("fuzzing of public functions", ["--package", "syncguard", "--test", "fuzz"]),
+        ("fuzzing of the command", ["--package", "syncguard-cli", "--bins", "no_arguments"]),
+    ] {
+        let mut tests = cargo(&["test", "--release", "--all-features"]);
+        tests.args(which).args(["--", "--include-ignored"]).env(figures::VARIABLE, &figures);
+        tests.env("SYNCGUARD_SCHEDULES", SCHEDULES).env("SYNCGUARD_FUZZ_RUNS", FUZZ_RUNS);
+        tests.env("SYNCGUARD_SEED", &seed);
+        step(name, &mut tests)?;
+    }
+    // The settings, and why some mutants survive, are in `.cargo/mutants.toml`.
+    let mut mutants = Command::new(tools::from_crates_io("cargo-mutants", "27.1.0", "dev")?);
+    let output = root().join("target/cargo-mutants");
+    fs::create_dir_all(&output).map_err(|cause| format!("{}: {cause}", output.display()))?;
+    mutants.current_dir(root()).args(["mutants", "--package", "syncguard", "--output"]).arg(output);
+    step("cargo-mutants", &mut mutants)
 }

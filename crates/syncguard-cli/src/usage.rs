@@ -116,3 +116,46 @@ fn name_of(run: &Run) -> Option<String> {
     }
     run.command.first().map(|command| command.to_string_lossy().into_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, FromArgMatches};
+
+    use super::*;
+    use crate::address::Address;
+
+    #[test]
+    fn no_arguments_panic() {
+        let seeds: [&[u8]; 9] = [
+            b"run\nnightly\n--\nbackup\n--all",
+            b"run\n--key\nk\n--ttl\n30s\n--wait\n1h 30m\n--hold-at-least\n5\n--max-hold\n4\n-c\ntrue",
+            b"--url\nredis://u:s3cr3t@h:6379\n--format\njson\nacquire\nk\n--no-wait",
+            b"release\n-",
+            b"extend\nWERfqnNu2ScFxRRPeY_ufw\n--ttl\n1.5",
+            b"wait\nk\n--wait\nforever",
+            b"-vv\nls\n--raw",
+            b"break\nk\n--yes",
+            b"lock\nk\n--timeout=3",
+        ];
+        let mut command = Cli::command().no_binary_name(true);
+        test_support::fuzz("cli_arguments", env!("CARGO_MANIFEST_DIR"), seeds, |bytes| {
+            use std::os::unix::ffi::OsStringExt;
+            let words: Vec<OsString> = bytes
+                .split(|&byte| byte == b'\n')
+                .map(|word| OsString::from_vec(word.to_vec()))
+                .collect();
+            let text = String::from_utf8_lossy(bytes);
+            let address = Address::parse(&text).map(|address| address.place());
+            let parsed = command.try_get_matches_from_mut(&words);
+            match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+                Ok(mut cli) => {
+                    let checked = check(&mut cli).is_ok();
+                    format!("{:?} {checked}", std::mem::discriminant(&cli.command))
+                }
+                Err(error) => {
+                    format!("{:?} {:?} {}", error.kind(), hint(&error, &words), address.is_some())
+                }
+            }
+        });
+    }
+}

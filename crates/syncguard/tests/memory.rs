@@ -49,4 +49,5 @@ fn twenty_thousand_histories_match_the_model() {
             syncguard::conformance::model::check_history(&fixture, seed, 30).await;
         }
     });
+    test_support::figure("histories that match the model: memory", 20_000);
 }

@@ -3,7 +3,9 @@
 
 mod browser;
 mod certificates;
+mod figure;
 mod firestore;
+mod fuzz;
 mod postgres;
 mod process;
 mod proxy;
@@ -11,7 +13,9 @@ mod redis;
 
 pub use browser::Browser;
 pub use certificates::Certificates;
+pub use figure::figure;
 pub use firestore::FirestoreEmulator;
+pub use fuzz::fuzz;
 pub use postgres::{PgBouncer, PostgresOptions, PostgresServer};
 pub use process::{TempDir, find_program};
 pub use proxy::{Fault, Proxy};

@@ -137,6 +137,14 @@ impl Acquisition {
     }
 }
 
+/// Two states of one request are equal if all further inputs lead to equal states.
+#[cfg(test)]
+impl Acquisition {
+    pub(super) fn facts(&self) -> (LocalInstant, LocalInstant, u32, bool) {
+        (self.first_sent, self.last_sent, self.open, self.is_granted)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;

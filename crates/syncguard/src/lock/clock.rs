@@ -31,7 +31,7 @@ pub(crate) struct Ticker {
 }
 
 /// A point in time of one [`Ticker`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct LocalInstant(Duration);
 
 impl LocalInstant {

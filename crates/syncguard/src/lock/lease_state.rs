@@ -13,6 +13,7 @@ use crate::common::ttl::Ttl;
 /// An extend of unknown outcome may take effect at any time after it was sent, so the lease lasts
 /// no longer than the TTL of that extend allows.
 #[derive(Clone, Debug)]
+#[cfg_attr(test, derive(Hash))]
 pub(super) struct LeaseState {
     /// When the request that got the lock was sent for the first time.
     since: LocalInstant,
@@ -36,6 +37,7 @@ pub(super) struct LeaseState {
 
 /// When and for how long a lease is renewed.
 #[derive(Clone, Debug)]
+#[cfg_attr(test, derive(Hash))]
 struct Renewal {
     ttl: Ttl,
     /// Renewal does not keep the lock beyond this.
@@ -48,7 +50,7 @@ struct Renewal {
 }
 
 /// An extend that was sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SentExtend {
     number: u32,
     at: LocalInstant,

@@ -33,4 +33,6 @@ pub(crate) mod lock_request;
 pub(crate) mod locker;
 
 #[cfg(test)]
+mod protocol;
+#[cfg(test)]
 mod schedules;

@@ -138,3 +138,53 @@ fn millis(value: &ValueType) -> Option<u64> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::*;
+
+    #[test]
+    fn no_document_panics() {
+        let key = Key::new("k").expect("valid");
+        let fence = Fence::new(7).expect("valid");
+        let lock_id = LockId::parse("WERfqnNu2ScFxRRPeY_ufw").expect("valid");
+        let lock = StoredLock::new(key.clone(), lock_id, fence)
+            .acquired_at(Timestamp::from_millis(1_794_769_120_208))
+            .expires_at(Timestamp::from_millis(1_794_769_150_208));
+        let update_time = Some(Version { seconds: 1_794_769_120, nanos: 208_000_000 });
+        let name = "projects/p/databases/d/documents/locks/k".to_owned();
+        let document = |fields| {
+            let name = name.clone();
+            api::Document { name, fields, create_time: None, update_time }.encode_to_vec()
+        };
+        let mut written_by_javascript = lock_fields(&lock);
+        let double = |number| api::Value { value_type: Some(ValueType::DoubleValue(number)) };
+        written_by_javascript.insert(EXPIRES_AT.to_owned(), double(1.794_769_150_208e12));
+        let seeds = [
+            document(lock_fields(&lock)),
+            document(written_by_javascript),
+            document(counter_fields(fence, &key)),
+            document(HashMap::new()),
+        ];
+        let seeds = seeds.iter().map(Vec::as_slice);
+        test_support::fuzz("firestore_document", env!("CARGO_MANIFEST_DIR"), seeds, |bytes| {
+            let Ok(document) = api::Document::decode(bytes) else {
+                return "no document".to_owned();
+            };
+            let counter = read_counter(Some(&document));
+            let mut fields: Vec<_> = document.fields.keys().cloned().collect();
+            fields.sort_unstable();
+            let read = Record::read(document);
+            if let Ok(record) = &read {
+                // What was read can be written and read again.
+                let fields = lock_fields(&record.lock);
+                let again = api::Document { fields, update_time, ..api::Document::default() };
+                let again = Record::read(again).expect("a lock");
+                assert_eq!(again.lock.lock_id, record.lock.lock_id);
+            }
+            format!("{} {} {}", read.is_ok(), counter.is_ok(), fields.join(" "))
+        });
+    }
+}

@@ -94,3 +94,104 @@ pub(super) fn outcome(rows: &[Row], request: &AcquireRequest) -> Result<Option<A
     Fence::after(u64::try_from(counter).map_err(|_cause| Error::foreign_counter())?)?;
     Ok(None)
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+    use tokio_postgres::NoTls;
+
+    use super::*;
+    use crate::common::ttl::Ttl;
+
+    /// Returns a message of the server.
+    fn message(kind: u8, content: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(content.len() + 4).expect("short").to_be_bytes();
+        [&[kind], length.as_slice(), content].concat()
+    }
+
+    /// Reads what the client has sent, and answers.
+    async fn answer(server: &mut DuplexStream, answer: &[u8]) {
+        let mut request = [0; 4096];
+        server.read(&mut request).await.expect("a request");
+        server.write_all(answer).await.expect("written");
+    }
+
+    /// Splits an input into cells, and returns the answer to a query for them: each cell has a type
+    /// and a content, in the binary format for numbers.
+    fn row(input: &[u8]) -> Vec<u8> {
+        let (mut columns, mut cells) = (Vec::new(), Vec::new());
+        let mut parts = input.split(|&byte| byte == b'|');
+        for _ in 0..7 {
+            let (kind, content) =
+                parts.next().and_then(<[u8]>::split_first).unwrap_or((&b'n', b""));
+            let number = || str::from_utf8(content).ok()?.parse::<i64>().ok();
+            let (oid, content): (u32, Option<Vec<u8>>) = match kind {
+                b't' => (25, Some(content.to_vec())),
+                b'i' => (20, Some(number().unwrap_or(i64::MIN).to_be_bytes().to_vec())),
+                b'I' => (20, Some(content.to_vec())),
+                b'b' => (17, Some(content.to_vec())),
+                b'm' => (25, None),
+                _ => (20, None),
+            };
+            columns.extend_from_slice(b"c\0");
+            columns.extend_from_slice(&[0; 6]);
+            columns.extend_from_slice(&oid.to_be_bytes());
+            columns.extend_from_slice(&[0, 8, 0, 0, 0, 0, 0, 1]);
+            let length =
+                content.as_ref().map_or(-1, |cell| i32::try_from(cell.len()).expect("short"));
+            cells.extend_from_slice(&length.to_be_bytes());
+            cells.extend(content.unwrap_or_default());
+        }
+        [
+            message(b'1', &[]),
+            message(b'2', &[]),
+            message(b't', &[0, 0]),
+            message(b'T', &[[0, 7].as_slice(), &columns].concat()),
+            message(b'D', &[[0, 7].as_slice(), &cells].concat()),
+            message(b'C', b"SELECT 1\0"),
+            message(b'Z', b"I"),
+        ]
+        .concat()
+    }
+
+    #[test]
+    fn no_row_panics() {
+        let seeds: [&[u8]; 5] = [
+            b"tk|tWERfqnNu2ScFxRRPeY_ufw|t000000000000007|i1794769120208|i1794769150208|i1794769120300|i7",
+            b"t000000000000008|i1794769150208|i1794769120208|m|m|n|n",
+            b"m|n|i1794769120208|tWERfqnNu2ScFxRRPeY_ufw|t000000000000007|i1794769150208|i7",
+            b"m|n|i1794769120208|tWERfqnNu2ScFxRRPeY_ufw|t000000000000007|i1|i999999999999999",
+            b"bx|bx|bx|I1|m|i-1|i-1",
+        ];
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let (stream, mut server) = tokio::io::duplex(1 << 16);
+        let (client, connection) = runtime.block_on(async {
+            let mut config = tokio_postgres::Config::new();
+            config.user("u");
+            let hello = [message(b'R', &[0; 4]), message(b'Z', b"I")].concat();
+            let (connected, ()) =
+                tokio::join!(config.connect_raw(stream, NoTls), answer(&mut server, &hello));
+            connected.expect("connected")
+        });
+        runtime.spawn(connection);
+        let request = AcquireRequest::new(Key::new("k").expect("valid"), Ttl::DEFAULT);
+        let request = request.expect("random");
+        test_support::fuzz("postgres_row", env!("CARGO_MANIFEST_DIR"), seeds, |input| {
+            let row = row(input);
+            let rows = runtime.block_on(async {
+                let (rows, ()) =
+                    tokio::join!(client.query_typed("SELECT", &[]), answer(&mut server, &row));
+                rows.expect("the protocol is kept")
+            });
+            let shape = |error: Option<&Error>| {
+                error.map_or_else(String::new, |error| format!("{} ", error.message()))
+            };
+            [
+                shape(stored(&rows[0]).err().as_ref()),
+                shape(absence(&rows[0]).err().as_ref()),
+                shape(outcome(&rows, &request).err().as_ref()),
+            ]
+            .concat()
+        });
+    }
+}

@@ -3,8 +3,9 @@
 use redis::{FromRedisValue, Value};
 
 use super::connection::Connection;
+use super::reply::text;
 use super::scripts::Argument::{Number, Text};
-use super::{RedisBackend, error, record, text};
+use super::{RedisBackend, error, record};
 use crate::common::error::{Error, Result};
 use crate::common::time::TIME_TOLERANCE_MS;
 use crate::contract::BoxFuture;

@@ -20,6 +20,7 @@ mod listener;
 mod names;
 mod record;
 mod replicas;
+mod reply;
 mod scattered;
 mod scripts;
 mod sentinel;
@@ -28,13 +29,12 @@ mod topology;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use redis::Value;
 pub use redis::{Client, ClientTlsConfig, TlsCertificates};
 
 use crate::common::cleanup::CleanupGate;
-use crate::common::error::{Error, ErrorCode, Result};
+use crate::common::error::{Error, Result};
 use crate::common::fence::{Fence, Fenced};
 use crate::common::holder::BreakNote;
 use crate::common::key::Key;
@@ -46,9 +46,7 @@ use crate::contract::capabilities::{Capabilities, TimeAuthority};
 use crate::contract::finding::Finding;
 use crate::contract::listener::holder_age_text;
 use crate::contract::notifier::Subscription;
-use crate::contract::outcome::{
-    AcquireOutcome, ExtendOutcome, Extension, Lease, NotHeldReason, ReleaseOutcome,
-};
+use crate::contract::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
 use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
 use admin::ServerSettings;
@@ -177,7 +175,7 @@ impl RedisBackend {
         let script = &self.shared.scripts.resolve;
         match self.shared.connection.run(operation, script, &[index], &[]).await? {
             Value::Nil => Ok(None),
-            entry => match text(&entry) {
+            entry => match reply::text(&entry) {
                 Some(lock_key) => Ok(Some(lock_key.to_owned())),
                 None => Err(error::unexpected_response(operation)),
             },
@@ -217,30 +215,6 @@ impl fmt::Debug for RedisBackend {
         f.debug_struct("RedisBackend")
             .field("prefix", &self.shared.names.space.prefix())
             .finish_non_exhaustive()
-    }
-}
-
-/// Splits a list that begins with a number, which is what most scripts return.
-fn list(answer: &Value) -> Option<(i64, &[Value])> {
-    let Value::Array(items) = answer else { return None };
-    match items.split_first()? {
-        (Value::Int(number), rest) => Some((*number, rest)),
-        _ => None,
-    }
-}
-
-fn number(value: &Value) -> Option<u64> {
-    match value {
-        Value::Int(number) => u64::try_from(*number).ok(),
-        _ => text(value)?.parse().ok(),
-    }
-}
-
-fn text(value: &Value) -> Option<&str> {
-    match value {
-        Value::BulkString(bytes) => str::from_utf8(bytes).ok(),
-        Value::SimpleString(text) => Some(text),
-        _ => None,
     }
 }
 
@@ -287,7 +261,7 @@ impl LockBackend for RedisBackend {
                 }
             }
             Some(replicas) => {
-                let is_granted = |answer: &Value| matches!(list(answer), Some((1, _)));
+                let is_granted = |answer: &Value| matches!(reply::list(answer), Some((1, _)));
                 let run = replicas.run(OPERATION, script, &keys, &arguments, is_granted);
                 match Box::pin(run).await {
                     Ok(Confirmed { answer, confirmation: Ok(()) }) => Ok(answer),
@@ -299,39 +273,12 @@ impl LockBackend for RedisBackend {
             }
         };
         let answer = answer.map_err(|error| error.with_key(key))?;
-        let outcome = match list(&answer) {
-            Some((0, [expires_in])) => number(expires_in).map(|free_in_ms| {
-                Ok(AcquireOutcome::Contended {
-                    expires_in: Some(Duration::from_millis(free_in_ms)),
-                })
-            }),
-            Some((1, [fence, expires])) => text(fence)
-                .and_then(|fence| fence.parse::<Fence>().ok())
-                // A claim that is not sealed is not a grant.
-                .filter(|fence| fence.get() > 0)
-                .zip(number(expires))
-                .map(|(fence, expires_ms)| {
-                    fence.warn_near_the_end(key);
-                    Ok(AcquireOutcome::Acquired(Lease::new(
-                        fence,
-                        Timestamp::from_millis(expires_ms),
-                    )))
-                }),
-            Some((2, [])) => Some(Ok(AcquireOutcome::AlreadyUsed)),
-            Some((-1, [])) => Some(Err(error::foreign(OPERATION))),
-            Some((-2, [])) => Some(Err(Error::new(
-                ErrorCode::Internal,
-                "the lock id is already in use; nothing was changed",
-            )
-            .without_effect())),
-            Some((-3, [])) => Some(Err(Error::foreign_counter())),
-            Some((-4, [])) => {
-                Some(Fence::after(Fence::MAX.get()).map(|_| AcquireOutcome::AlreadyUsed))
-            }
-            _ => None,
-        };
-        outcome
-            .unwrap_or_else(|| Err(error::unexpected_response(OPERATION)))
+        reply::acquire(&answer)
+            .inspect(|outcome| {
+                if let AcquireOutcome::Acquired(lease) = outcome {
+                    lease.fence().warn_near_the_end(key);
+                }
+            })
             .map_err(|error| error.with_key(key).with_operation("redis", OPERATION))
     }
 
@@ -363,13 +310,9 @@ impl LockBackend for RedisBackend {
             Ok(None) => Box::pin(self.release_scattered(request, keys, mark_ms)).await,
             Err(error) => Err(error),
         };
-        match answer.map_err(|error| error.with_lock_id(lock_id))? {
-            Value::Int(1) => Ok(ReleaseOutcome::Released),
-            Value::Int(0) => Ok(ReleaseOutcome::NotHeld(NotHeldReason::NotFound)),
-            Value::Int(2) => Ok(ReleaseOutcome::NotHeld(NotHeldReason::Expired)),
-            Value::Int(-1) => Err(error::foreign(OPERATION).with_lock_id(lock_id)),
-            _ => Err(error::unexpected_response(OPERATION).with_lock_id(lock_id)),
-        }
+        answer
+            .and_then(|answer| reply::release(&answer))
+            .map_err(|error| error.with_lock_id(lock_id))
     }
 
     async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
@@ -398,18 +341,8 @@ impl LockBackend for RedisBackend {
             connection.distrust(generation);
             Err(error::timeout(OPERATION))
         });
-        let answer = answer.map_err(|error| error.with_lock_id(lock_id))?;
-        let outcome = match list(&answer) {
-            Some((1, [expires])) => number(expires).map(|expires_ms| {
-                Ok(ExtendOutcome::Extended(Extension::new(Timestamp::from_millis(expires_ms))))
-            }),
-            Some((0, [])) => Some(Ok(ExtendOutcome::NotHeld(NotHeldReason::NotFound))),
-            Some((2, [])) => Some(Ok(ExtendOutcome::NotHeld(NotHeldReason::Expired))),
-            Some((-1, [])) => Some(Err(error::foreign(OPERATION))),
-            _ => None,
-        };
-        outcome
-            .unwrap_or_else(|| Err(error::unexpected_response(OPERATION)))
+        answer
+            .and_then(|answer| reply::extend(&answer))
             .map_err(|error| error.with_lock_id(lock_id))
     }
 
@@ -419,25 +352,14 @@ impl LockBackend for RedisBackend {
         let (script, arguments) = (&self.shared.scripts.is_locked, [Number(TIME_TOLERANCE_MS)]);
         let answer = self.shared.connection.run(OPERATION, script, &[&lock_key], &arguments).await;
         let answer = answer.map_err(|error| error.with_key(key))?;
-        match list(&answer) {
-            Some((0, [])) => Ok(false),
-            Some((live @ (0 | 1), [expired, lock_id])) => {
-                let holder = text(lock_id).and_then(|id| LockId::parse(id).ok());
-                let expired_ms =
-                    number(expired).ok_or_else(|| error::unexpected_response(OPERATION))?;
-                // Only the difference matters.
-                let (expires_at, now) =
-                    (Timestamp::from_millis(0), Timestamp::from_millis(expired_ms));
-                if self.shared.cleanup.admits(expires_at, now)
-                    && let Some(holder) = holder
-                {
-                    self.clean_up(lock_key, holder);
-                }
-                Ok(live == 1)
-            }
-            Some((-1, [])) => Err(error::foreign(OPERATION).with_key(key)),
-            _ => Err(error::unexpected_response(OPERATION).with_key(key)),
+        let found = reply::is_locked(&answer).map_err(|error| error.with_key(key))?;
+        if let Some((expired_for, lock_id)) = found.expired
+            // Only the difference matters.
+            && self.shared.cleanup.admits(Timestamp::from_millis(0), expired_for)
+        {
+            self.clean_up(lock_key, lock_id);
         }
+        Ok(found.is_live)
     }
 
     async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
@@ -515,11 +437,7 @@ impl RedisBackend {
         const OPERATION: &str = "lookup";
         let arguments = [Number(TIME_TOLERANCE_MS), Text(lock_id)];
         let script = &self.shared.scripts.lookup;
-        match self.shared.connection.run(OPERATION, script, &[name], &arguments).await? {
-            Value::Nil => Ok(None),
-            Value::BulkString(json) => record::parse(&json, OPERATION).map(Some),
-            Value::Int(-1) => Err(error::foreign(OPERATION)),
-            _ => Err(error::unexpected_response(OPERATION)),
-        }
+        let answer = self.shared.connection.run(OPERATION, script, &[name], &arguments).await?;
+        reply::lookup(&answer)
     }
 }

@@ -101,6 +101,30 @@ mod tests {
     }
 
     #[test]
+    fn no_record_panics() {
+        let seeds: [&[u8]; 2] = [
+            br#"{"lockId":"WERfqnNu2ScFxRRPeY_ufw","expiresAtMs":2,"acquiredAtMs":1,"key":"k",
+                "fence":"000000000000007"}"#,
+            br#"{"fence":"000000000000007","acquiredAtMs":1.794769120208e+12,"more":[1,{"a":null}],
+                "key":"a\/b\u00e9","expiresAtMs":1794769150208.0,"lockId":"WERfqnNu2ScFxRRPeY_ufw"}"#,
+        ];
+        test_support::fuzz("redis_record", env!("CARGO_MANIFEST_DIR"), seeds, |json| {
+            match parse(json, "lookup") {
+                Ok(lock) => {
+                    let quoted: String = serde_json::from_str(&quoted(&lock.key)).expect("JSON");
+                    assert_eq!(quoted, lock.key.as_str());
+                    format!("a lock, {}", lock.expires_at.as_millis() < 1 << 53)
+                }
+                // The error is always the same, so tell apart where the JSON ends.
+                Err(_) => match serde_json::from_slice::<Record>(json) {
+                    Ok(_) => "a record, but no lock".to_owned(),
+                    Err(cause) => cause.to_string().chars().filter(|c| !c.is_numeric()).collect(),
+                },
+            }
+        });
+    }
+
+    #[test]
     fn invalid_records_are_errors() {
         let good = r#"{"lockId":"WERfqnNu2ScFxRRPeY_ufw","expiresAtMs":2,"acquiredAtMs":1,
             "key":"k","fence":"000000000000007"}"#;

@@ -14,8 +14,9 @@
 
 use redis::Value;
 
+use super::reply::{list, number, text};
 use super::scripts::Argument::{Number, Text};
-use super::{GRACE_MS, RedisBackend, error, list, number, record, text};
+use super::{GRACE_MS, RedisBackend, error, record};
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::fence::Fence;
 use crate::common::time::TIME_TOLERANCE_MS;

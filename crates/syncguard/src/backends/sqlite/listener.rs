@@ -386,3 +386,34 @@ mod watch {
         pub(super) fn end(&self) {}
     }
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_wake_file_panics() {
+        let directory = test_support::TempDir::new();
+        let listener = SqliteListener::new(&directory.path().join("locks.db"));
+        let key = Key::new("k").expect("valid");
+        let _subscription = listener.notifier.subscribe(&key);
+        let mut written = vec![0_u8; GROUPS * BYTES];
+        written[group_of(&key) * BYTES..][..BYTES]
+            .copy_from_slice(&with_holder_age(7, Some(Duration::from_secs(3))).to_le_bytes());
+        let seeds: [&[u8]; 3] = [&written, b"", b"short"];
+        test_support::fuzz("sqlite_wake_file", env!("CARGO_MANIFEST_DIR"), seeds, |bytes| {
+            let file = listener.file().expect("a file");
+            file.set_len(bytes.len() as u64).expect("written");
+            write_at(&file, bytes, 0).expect("written");
+            let numbers = read_numbers(&file);
+            let expected = bytes.chunks(BYTES).map(|chunk| {
+                let mut number = [0; BYTES];
+                number[..chunk.len()].copy_from_slice(chunk);
+                u64::from_le_bytes(number)
+            });
+            assert!(expected.zip(numbers).all(|(expected, number)| expected == number));
+            listener.look();
+            format!("{:?}", holder_age_in(numbers[group_of(&key)]).map(|age| age.as_secs().min(9)))
+        });
+    }
+}

@@ -278,3 +278,77 @@ pub(super) fn list(db: &Connection, after: &str) -> Result<(Vec<StoredLock>, Opt
 fn delete(db: &Connection, lock_id: LockId) -> rusqlite::Result<usize> {
     db.prepare_cached("DELETE FROM syncguard_locks WHERE lock_id = ?1")?.execute([lock_id.expose()])
 }
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::types::Value;
+
+    use super::*;
+    use crate::common::ttl::Ttl;
+
+    /// Splits an input into cells, each with a type and a content.
+    fn cells(input: &[u8]) -> [Value; 5] {
+        let mut parts = input.split(|&byte| byte == b'|');
+        [(); 5].map(|()| match parts.next().and_then(<[u8]>::split_first) {
+            None => Value::Null,
+            Some((b't', text)) => Value::Text(String::from_utf8_lossy(text).into_owned()),
+            Some((b'i', number)) => {
+                let number = str::from_utf8(number).ok().and_then(|number| number.parse().ok());
+                Value::Integer(number.unwrap_or(i64::MIN))
+            }
+            Some((b'r', number)) => {
+                let number = str::from_utf8(number).ok().and_then(|number| number.parse().ok());
+                Value::Real(number.unwrap_or(f64::INFINITY))
+            }
+            Some((_, bytes)) => Value::Blob(bytes.to_vec()),
+        })
+    }
+
+    #[test]
+    fn no_row_panics() {
+        let seeds: [&[u8]; 4] = [
+            b"tk|tWERfqnNu2ScFxRRPeY_ufw|i7|i1794769120208|i9000000000000",
+            b"tk|tWERfqnNu2ScFxRRPeY_ufw|i7|i1|i2",
+            b"bk|r1.5|i-1|i-1|i9223372036854775807",
+            b"tk|tWERfqnNu2ScFxRRPeY_ufw|i999999999999999|i0|i9223372036854775807",
+        ];
+        let db = Connection::open_in_memory().expect("SQLite");
+        // As in `schema.sql`, but with cells of any type.
+        db.execute_batch(
+            "CREATE TABLE syncguard_locks (key, lock_id, fence, acquired_at_ms, expires_at_ms);
+             CREATE TABLE syncguard_fences (key PRIMARY KEY, fence);",
+        )
+        .expect("tables");
+        let key = Key::new("k").expect("valid");
+        let lock_id = LockId::parse("WERfqnNu2ScFxRRPeY_ufw").expect("valid");
+        let request = AcquireRequest::new(key.clone(), Ttl::DEFAULT).expect("random");
+        test_support::fuzz("sqlite_row", env!("CARGO_MANIFEST_DIR"), seeds, |input| {
+            db.execute_batch("DELETE FROM syncguard_locks; DELETE FROM syncguard_fences")
+                .expect("");
+            let cells = cells(input);
+            let insert = "INSERT INTO syncguard_locks VALUES (?1, ?2, ?3, ?4, ?5)";
+            let mut insert = db.prepare_cached(insert).expect("valid");
+            insert.execute(rusqlite::params_from_iter(&cells)).expect("inserted");
+            let mut counter =
+                db.prepare_cached("INSERT INTO syncguard_fences VALUES ('k', ?1)").expect("valid");
+            counter.execute([&cells[2]]).expect("inserted");
+            let shape = |error: Option<RowError>| match error {
+                None => String::new(),
+                Some(RowError::Sqlite(error)) => format!("{error} "),
+                Some(RowError::Refused(error)) => format!("{} ", error.message()),
+            };
+            let extend = ExtendRequest::new(lock_id, Ttl::DEFAULT);
+            [
+                shape(lookup_key(&db, &key).err()),
+                shape(lookup_id(&db, lock_id).err()),
+                shape(is_locked(&db, &key).err()),
+                shape(list(&db, "").err()),
+                shape(super::extend(&db, &extend).err()),
+                shape(acquire(&db, &request).err()),
+                shape(release(&db, &ReleaseRequest::new(lock_id)).err()),
+                shape(clean_up(&db, lock_id).err()),
+            ]
+            .concat()
+        });
+    }
+}

@@ -15,7 +15,8 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, MaxSteps, Runner};
 use tokio::runtime::Runtime;
 
-/// The schedules of each scenario in CI, or as many as `SYNCGUARD_SCHEDULES` says.
+/// The schedules of each scenario in CI. `SYNCGUARD_SCHEDULES` and `SYNCGUARD_SEED` change how many
+/// there are and which.
 const SCHEDULES: usize = 20_000;
 
 /// Returns whether the caller runs inside a schedule.
@@ -56,8 +57,9 @@ where
 {
     /// More decisions than any schedule that ends.
     const STEPS: usize = 100_000;
-    let count = std::env::var("SYNCGUARD_SCHEDULES").ok();
-    let count = count.map_or(SCHEDULES, |count| count.parse().expect("a number of schedules"));
+    let set = |variable: &str| std::env::var(variable).ok();
+    let count = set("SYNCGUARD_SCHEDULES").map_or(SCHEDULES, |it| it.parse().expect("a number"));
+    let seed = set("SYNCGUARD_SEED").map_or(1, |it| it.parse().expect("a number"));
     // It runs no tasks: it is there for its clock and its timers.
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_time().start_paused(true);
@@ -72,8 +74,7 @@ where
         let test = move || shuttle::future::block_on(scenario(time.clone()));
         Runner::new(scheduler, config.clone()).run(test)
     };
-    let seed = 0x5EED;
     let explored = run(Box::new(RandomScheduler::new_from_seed(seed, count / 2)))
         + run(Box::new(PctScheduler::new_from_seed(seed, 3, count - count / 2)));
-    println!("figure: schedules: {name} | {explored}");
+    test_support::figure(&format!("schedules: {name}"), explored);
 }

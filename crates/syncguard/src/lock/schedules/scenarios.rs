@@ -115,7 +115,8 @@ fn every_observer_learns_the_end_of_a_lock() {
             let handle = guard.handle();
             tasks.push(spawn(async move {
                 drop(dropped_midway(handle.extend(TTL)).await);
-                drop(handle.extend(TTL / 2).await.expect("works"));
+                // It fails if the clock overtakes it.
+                drop(handle.extend(TTL / 2).await);
             }));
         }
         if chance() {

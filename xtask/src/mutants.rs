@@ -518,14 +518,6 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "lib/schedules::scenarios::a_queue_hands_over",
     },
     Mutant {
-        name: "race: a lock is given back twice",
-        file: "lock/shared_lease.rs",
-        original: "let was_given_back = std::mem::replace(&mut self.inner().is_given_back, true);",
-        mutated: "let was_given_back = self.inner().is_given_back;
-        self.inner().is_given_back = true;",
-        caught_by: "lib/schedules::scenarios::every_observer",
-    },
-    Mutant {
         name: "race: a waiter subscribes and does not ask again",
         file: "lock/wait.rs",
         original: "        head.subscription.is_some()\n    }",

@@ -134,10 +134,19 @@ fn below_the_store() -> Outcome {
         tests.env("SYNCGUARD_SEED", &seed);
         step(name, &mut tests)?;
     }
-    // The settings, and why some mutants survive, are in `.cargo/mutants.toml`.
+    mutants(&seed)
+}
+
+/// Runs cargo-mutants on a part of the source, another one each time: all of it takes many hours.
+/// The settings, and why some mutants survive, are in `.cargo/mutants.toml`.
+fn mutants(seed: &str) -> Outcome {
+    const PARTS: u64 = 16;
+    let part = seed.parse().unwrap_or(0) % PARTS;
     let mut mutants = Command::new(tools::from_crates_io("cargo-mutants", "27.1.0", "dev")?);
     let output = root().join("target/cargo-mutants");
     fs::create_dir_all(&output).map_err(|cause| format!("{}: {cause}", output.display()))?;
-    mutants.current_dir(root()).args(["mutants", "--package", "syncguard", "--output"]).arg(output);
+    mutants.current_dir(root()).args(["mutants", "--package", "syncguard"]);
+    mutants.args(["--shard", &format!("{part}/{PARTS}"), "--output"]).arg(output);
+    mutants.env("SYNCGUARD_SCHEDULES", "1000").env("SYNCGUARD_FUZZ_RUNS", "2000");
     step("cargo-mutants", &mut mutants)
 }

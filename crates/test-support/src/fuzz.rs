@@ -26,6 +26,8 @@ pub fn fuzz<'a>(
     seeds: impl IntoIterator<Item = &'a [u8]>,
     mut parse: impl FnMut(&[u8]) -> String,
 ) {
+    /// Enough inputs to build on, and few enough that all of them are used.
+    const CORPUS: usize = 2_000;
     let directory = PathBuf::from(crate_directory).join("fuzz").join(name);
     let mut corpus: Vec<Vec<u8>> = seeds.into_iter().map(<[u8]>::to_vec).collect();
     let mut files: Vec<_> = fs::read_dir(&directory)
@@ -63,8 +65,6 @@ pub fn fuzz<'a>(
     let started = std::time::Instant::now();
     for _ in 0..runs {
         let input = random.change(&corpus);
-        /// Enough to build on, and few enough that all of them are used.
-        const CORPUS: usize = 2_000;
         if run(&input) && corpus.len() < CORPUS {
             corpus.push(input);
         }

@@ -363,10 +363,13 @@ impl LeaseState {
     }
 
     /// Records that the store reported the lock as not held at its release, so it was lost before.
-    /// Returns `None` if the loss was already known.
+    /// Returns `None` if the loss was already known; then its reason stays.
     pub(super) fn mark_not_held(&mut self) -> Option<LostReason> {
-        let was_known = self.lost.replace(LostReason::NotHeld).is_some();
-        (!was_known).then_some(LostReason::NotHeld)
+        if self.lost.is_some() {
+            return None;
+        }
+        self.lost = Some(LostReason::NotHeld);
+        self.lost
     }
 }
 
@@ -466,6 +469,19 @@ mod tests {
         assert_eq!(late, AfterExtend::ReleaseIt(None));
         assert_eq!(state.remaining(at(10)), Duration::ZERO);
         assert_eq!(state.lose(LostReason::NotHeld), None);
+    }
+
+    #[test]
+    fn a_loss_keeps_its_reason_when_its_release_is_answered() {
+        let mut state = lease(9);
+        assert_eq!(state.next(at(9)), Step::Lost(LostReason::Expired));
+        state.let_go(at(10));
+        assert_eq!(state.mark_not_held(), None);
+        assert_eq!(state.end(), Some(LostReason::Expired));
+        let mut stolen = lease(9);
+        stolen.let_go(at(1));
+        assert_eq!(stolen.mark_not_held(), Some(LostReason::NotHeld));
+        assert_eq!(stolen.end(), Some(LostReason::NotHeld));
     }
 
     #[test]

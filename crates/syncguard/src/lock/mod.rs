@@ -32,7 +32,6 @@ pub(crate) mod lock_request;
 
 pub(crate) mod locker;
 
-#[cfg(test)]
+// Only tests.
 mod protocol;
-#[cfg(test)]
 mod schedules;

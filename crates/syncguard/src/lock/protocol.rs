@@ -2,6 +2,8 @@
 //! that delays and loses requests and answers, and a store. Every reachable state within the bounds
 //! is visited.
 
+#![cfg(test)]
+
 use std::collections::{HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
@@ -19,11 +21,9 @@ use crate::contract::request::AcquireRequest;
 
 /// The unit of time is a second, which is also the tolerance.
 const TOLERANCE: u8 = 1;
-const TTL: u8 = 2;
 /// A request arrives at most this much later than it was sent, or never.
 const LATEST: u8 = 1;
 const _: () = assert!(TIME_TOLERANCE_MS == 1000, "the model's unit is the tolerance");
-const _: () = assert!(LATEST < TTL, "no backend sends a request that old");
 
 fn at(now: u8) -> LocalInstant {
     LocalInstant::from_start(Duration::from_secs(u64::from(now)))
@@ -42,6 +42,7 @@ struct Bounds {
     copies: u8,
     /// How many extends a lease may see.
     extends: u8,
+    ttl: u8,
     end: u8,
     undo_is_final: bool,
 }
@@ -54,8 +55,8 @@ enum Bug {
     GrantsHeldLock,
     /// The store counts a lock as dead a tolerance too early.
     ToleranceHasWrongSign,
-    /// An extend revives a dead lock.
-    ExtendRevives,
+    /// An extend also extends the lock of another request.
+    ExtendIgnoresOwner,
     /// A lease counts from the answer to its request.
     ValidFromAnswer,
     /// A lease counts from the last copy of its request.
@@ -166,6 +167,9 @@ struct World {
     last_sent: Vec<(Id, u8)>,
 }
 
+/// A step of the model.
+type Change<'a> = &'a dyn Fn(&mut World);
+
 /// What happens to a release or an undo. A late one changes nothing more than a lost one: no other
 /// request has its id.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -227,7 +231,7 @@ impl World {
 
 impl Model {
     fn new(bounds: Bounds, bug: Bug) -> Self {
-        let request = AcquireRequest::new(Key::new("k").expect("valid"), ttl(TTL));
+        let request = AcquireRequest::new(Key::new("k").expect("valid"), ttl(bounds.ttl));
         Self { bounds, bug, request: request.expect("random") }
     }
 
@@ -292,7 +296,7 @@ impl Model {
         // From then on, the engine counts every grant of the request as dead. One that was late may
         // live longer, by as much as it was late.
         let sent = world.last_sent.iter().find(|(id, _)| *id == holder);
-        let is_dead = sent.is_none_or(|(_, sent)| world.now >= sent + TTL + TOLERANCE);
+        let is_dead = sent.is_none_or(|(_, sent)| world.now >= sent + self.bounds.ttl + TOLERANCE);
         let is_orphan =
             world.is_live(Bug::None) && !is_dead && !world.clients.iter().any(is_answerable);
         if is_orphan { Err(format!("nobody will release the lock: {world:#?}")) } else { Ok(()) }
@@ -332,9 +336,10 @@ impl Model {
         let answer = match message.content {
             Content::Acquire => Some(self.store_acquires(&mut after, id)),
             Content::Extend { number, units } => {
-                let is_live = after.is_live(self.bug) || self.bug == Bug::ExtendRevives;
+                let is_live = after.is_live(self.bug);
+                let is_owner = |holder| holder == id || self.bug == Bug::ExtendIgnoresOwner;
                 Some(match &mut after.record {
-                    Some((holder, expires)) if *holder == id && is_live => {
+                    Some((holder, expires)) if is_owner(*holder) && is_live => {
                         *expires = after.now + units;
                         Content::Extended { number }
                     }
@@ -360,7 +365,7 @@ impl Model {
             Some(_) if is_live => Content::Contended,
             _ if world.refused.contains(&id) => Content::AlreadyUsed,
             _ => {
-                world.record = Some((id, world.now + TTL));
+                world.record = Some((id, world.now + self.bounds.ttl));
                 Content::Acquired
             }
         }
@@ -427,7 +432,7 @@ impl Model {
         let is_unsettled = request.machine.is_open() && self.bug != Bug::OpenCopyIsForgotten;
         Held {
             id: request.id,
-            state: LeaseState::new(since, ttl(TTL), Duration::ZERO),
+            state: LeaseState::new(since, ttl(self.bounds.ttl), Duration::ZERO),
             unsettled: is_unsettled.then_some(request),
             extends_left: self.bounds.extends,
         }
@@ -456,7 +461,7 @@ impl Model {
     /// What a client may do by itself.
     fn act(&self, world: &World, client: usize, next: &mut Vec<World>) {
         let now = at(world.now);
-        let mut push = |change: &dyn Fn(&mut World)| {
+        let mut push = |change: Change<'_>| {
             let mut after = world.clone();
             change(&mut after);
             self.end_undos(&mut after);
@@ -582,7 +587,7 @@ impl Model {
     }
 
     /// What the guard, its task and its handles may do.
-    fn hold(&self, held: &Held, client: usize, push: &mut dyn FnMut(&dyn Fn(&mut World))) {
+    fn hold(&self, held: &Held, client: usize, push: &mut dyn FnMut(Change<'_>)) {
         let set =
             |world: &mut World, held: Held| world.clients[client].phase = Phase::Holding(held);
         push(&|world| {
@@ -597,7 +602,7 @@ impl Model {
                 set(world, held);
             }
         });
-        for units in [TTL, 1] {
+        for units in [self.bounds.ttl, 1] {
             push(&|world| {
                 let mut held = held.clone();
                 if held.extends_left == 0 {
@@ -628,7 +633,7 @@ impl Model {
 }
 
 const BOUNDS: Bounds =
-    Bounds { requests: [1, 1], copies: 2, extends: 0, end: 4, undo_is_final: false };
+    Bounds { requests: [1, 1], copies: 2, extends: 0, ttl: 2, end: 4, undo_is_final: false };
 
 fn walk(bounds: Bounds) -> (usize, usize) {
     let started = std::time::Instant::now();
@@ -646,6 +651,8 @@ fn no_state_has_two_holders_or_a_lock_that_nobody_releases() {
         Bounds { requests: [2, 0], ..BOUNDS },
         Bounds { extends: 1, copies: 1, end: 3, ..BOUNDS },
         Bounds { extends: 2, requests: [1, 0], copies: 1, end: 5, ..BOUNDS },
+        // Long enough that copies are sent at different times.
+        Bounds { extends: 1, requests: [1, 0], ttl: 3, end: 5, ..BOUNDS },
     ] {
         let (found, taken) = walk(bounds);
         states += found;
@@ -676,7 +683,7 @@ fn every_planted_bug_is_found() {
     let bugs = [
         (Bug::GrantsHeldLock, [two, wrong]),
         (Bug::ToleranceHasWrongSign, [orphan, wrong]),
-        (Bug::ExtendRevives, [orphan, wrong]),
+        (Bug::ExtendIgnoresOwner, [two, wrong]),
         (Bug::ValidFromAnswer, [wrong, wrong]),
         (Bug::ValidFromLastCopy, [wrong, wrong]),
         (Bug::UnknownExtendIsForgotten, [wrong, wrong]),
@@ -688,9 +695,10 @@ fn every_planted_bug_is_found() {
     ];
     for (bug, rules) in bugs {
         let bounds = match bug {
-            Bug::ExtendRevives | Bug::UnknownExtendIsForgotten => {
+            Bug::ExtendIgnoresOwner | Bug::UnknownExtendIsForgotten => {
                 Bounds { extends: 1, copies: 1, ..BOUNDS }
             }
+            Bug::ValidFromLastCopy => Bounds { ttl: 3, end: 6, ..BOUNDS },
             _ => BOUNDS,
         };
         let found = Model::new(bounds, bug).walk().expect_err(&format!("{bug:?} is found"));

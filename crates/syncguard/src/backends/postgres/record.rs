@@ -112,7 +112,8 @@ mod tests {
     /// Reads what the client has sent, and answers.
     async fn answer(server: &mut DuplexStream, answer: &[u8]) {
         let mut request = [0; 4096];
-        server.read(&mut request).await.expect("a request");
+        let length = server.read(&mut request).await.expect("a request");
+        assert!(length < request.len(), "the request is read at once");
         server.write_all(answer).await.expect("written");
     }
 

@@ -4,6 +4,8 @@
 //! Time stands still unless a scenario's clock moves it. A waiter that misses its wake-up is then
 //! not saved by a timer: shuttle reports a deadlock.
 
+#![cfg(test)]
+
 mod remote;
 mod scenarios;
 

@@ -1,5 +1,7 @@
 //! A store behind a network, for the engine's schedules.
 
+#![cfg(test)]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

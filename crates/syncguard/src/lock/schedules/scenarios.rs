@@ -1,5 +1,7 @@
 //! What is explored, and what must hold in every schedule.
 
+#![cfg(test)]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -21,8 +23,9 @@ use crate::lock::options::LockOptions;
 
 const TTL: Duration = Duration::from_secs(30);
 
+/// The clock of a scenario overtakes any limit; a release is not given up for that.
 fn options() -> LockOptions {
-    LockOptions::default().ttl(TTL).wait_forever()
+    LockOptions::default().ttl(TTL).wait_forever().release_timeout(Duration::from_hours(1))
 }
 
 fn locker(remote: &Remote, options: LockOptions) -> Locker<Remote> {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::shell::{Outcome, root};
+use crate::shell::{Outcome, root, target};
 
 /// The variable that names the file to which tests append their figures.
 pub(crate) const VARIABLE: &str = "SYNCGUARD_FIGURES";
@@ -18,7 +18,7 @@ const LEAST: [(&str, u64); 4] = [
 
 /// Deletes the figures of an earlier run, and returns the file for those of this one.
 pub(crate) fn file() -> Outcome<PathBuf> {
-    let path = root().join("target/figures.tsv");
+    let path = root().join(target()).join("figures.tsv");
     match fs::remove_file(&path) {
         Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
             Err(format!("{}: {cause}", path.display()))

@@ -143,7 +143,7 @@ fn mutants(seed: &str) -> Outcome {
     const PARTS: u64 = 16;
     let part = seed.parse().unwrap_or(0) % PARTS;
     let mut mutants = Command::new(tools::from_crates_io("cargo-mutants", "27.1.0", "dev")?);
-    let output = root().join("target/cargo-mutants");
+    let output = target().join("cargo-mutants");
     fs::create_dir_all(&output).map_err(|cause| format!("{}: {cause}", output.display()))?;
     mutants.current_dir(root()).args(["mutants", "--package", "syncguard"]);
     mutants.args(["--shard", &format!("{part}/{PARTS}"), "--output"]).arg(output);

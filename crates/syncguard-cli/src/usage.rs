@@ -126,9 +126,10 @@ mod tests {
 
     #[test]
     fn no_arguments_panic() {
-        let seeds: [&[u8]; 9] = [
+        let seeds: [&[u8]; 10] = [
             b"run\nnightly\n--\nbackup\n--all",
-            b"run\n--key\nk\n--ttl\n30s\n--wait\n1h 30m\n--hold-at-least\n5\n--max-hold\n4\n-c\ntrue",
+            b"run\n--key\nk\n--ttl\n30s\n--wait\n1h 30m\n-c\ntrue",
+            b"run\nk\n--hold-at-least\n5\n--max-hold\n4\n--\ntrue",
             b"--url\nredis://u:s3cr3t@h:6379\n--format\njson\nacquire\nk\n--no-wait",
             b"release\n-",
             b"extend\nWERfqnNu2ScFxRRPeY_ufw\n--ttl\n1.5",

@@ -1,25 +1,29 @@
 //! A fuzzer for parsers, which runs as an ordinary test on a stable toolchain.
 
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
+use std::time::Instant;
 
 use crate::figure;
 
 /// Feeds a parser with valid inputs that are changed at random, and looks for panics.
 ///
-/// * The inputs start from a corpus: the given seeds, and the files in `fuzz/<name>` of the crate
-///   under test. Every file runs unchanged first, so a file is a regression test.
+/// * The inputs start from a corpus: the given seeds, and the lines of `fuzz/<name>.txt` in the
+///   directory of the crate under test, escaped as in Rust. Each runs unchanged first, so a line is
+///   a regression test.
 /// * `parse` returns a signature of what it did, such as an error message. An input with a new
 ///   signature joins the corpus of this run, so that changes build on each other.
-/// * An input that panics is written to that directory.
-/// * There are 100,000 runs, or as many as `SYNCGUARD_FUZZ_RUNS` says. They are the same every time,
-///   unless `SYNCGUARD_SEED` is another number than 1.
+/// * An input that panics is added to the file. With `SYNCGUARD_FUZZ_KEEP`, the first short inputs
+///   with a new signature are added too.
+/// * There are 100,000 runs, or as many as `SYNCGUARD_FUZZ_RUNS` says. They are the same every
+///   time; `SYNCGUARD_SEED` selects others.
 ///
 /// # Panics
 ///
-/// If `parse` does. The message names the file with the input.
+/// If `parse` does.
 pub fn fuzz<'a>(
     name: &str,
     crate_directory: &str,
@@ -28,29 +32,24 @@ pub fn fuzz<'a>(
 ) {
     /// Enough inputs to build on, and few enough that all of them are used.
     const CORPUS: usize = 2_000;
-    let directory = PathBuf::from(crate_directory).join("fuzz").join(name);
+    let file = PathBuf::from(crate_directory).join("fuzz").join(format!("{name}.txt"));
+    let lines = fs::read_to_string(&file).unwrap_or_default();
     let mut corpus: Vec<Vec<u8>> = seeds.into_iter().map(<[u8]>::to_vec).collect();
-    let mut files: Vec<_> = fs::read_dir(&directory)
-        .map(|entries| entries.filter_map(|entry| Some(entry.ok()?.path())).collect())
-        .unwrap_or_default();
-    files.sort();
-    corpus.extend(files.iter().map(|path| fs::read(path).expect("a readable corpus")));
+    corpus.extend(lines.lines().map(unescape));
     assert!(!corpus.is_empty(), "{name} has no corpus");
+    let add = |input: &[u8]| {
+        fs::create_dir_all(file.parent().expect("a directory")).expect("a writable directory");
+        let opened = File::options().append(true).create(true).open(&file);
+        let line = format!("{}\n", input.escape_ascii());
+        opened.and_then(|mut file| file.write_all(line.as_bytes())).expect("a writable file");
+    };
     let mut signatures = HashSet::new();
-    let mut run = |input: &[u8]| {
-        let outcome = catch_unwind(AssertUnwindSafe(|| parse(input)));
-        match outcome {
-            Ok(signature) => signatures.insert(signature),
-            Err(panic) => {
-                let number = input.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
-                    (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-                });
-                let path = directory.join(format!("crash-{number:016x}"));
-                fs::create_dir_all(&directory).expect("a writable directory");
-                fs::write(&path, input).expect("a writable directory");
-                eprintln!("{name}: this input panics: {}", path.display());
-                resume_unwind(panic)
-            }
+    let mut run = |input: &[u8]| match catch_unwind(AssertUnwindSafe(|| parse(input))) {
+        Ok(signature) => signatures.insert(signature),
+        Err(panic) => {
+            add(input);
+            eprintln!("the last line of {} panics", file.display());
+            resume_unwind(panic)
         }
     };
     for input in corpus.clone() {
@@ -62,15 +61,39 @@ pub fn fuzz<'a>(
     };
     let runs = number("SYNCGUARD_FUZZ_RUNS", 100_000);
     let mut random = Random(number("SYNCGUARD_SEED", 1).wrapping_mul(0x9E37_79B9) | 1);
-    let started = std::time::Instant::now();
+    let (known, started) = (corpus.len(), Instant::now());
     for _ in 0..runs {
         let input = random.change(&corpus);
         if run(&input) && corpus.len() < CORPUS {
             corpus.push(input);
         }
     }
+    if std::env::var_os("SYNCGUARD_FUZZ_KEEP").is_some() {
+        corpus[known..].iter().filter(|input| input.len() < 200).take(20).for_each(|it| add(it));
+    }
     figure(&format!("fuzz runs: {name}"), runs);
     println!("{name}: {} signatures, {:.1?}", signatures.len(), started.elapsed());
+}
+
+/// Reverses [`u8::escape_ascii`].
+fn unescape(line: &str) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::new(), line.as_bytes());
+    while let [first, after @ ..] = rest {
+        let (byte, left) = match (first, after) {
+            (b'\\', [b'x', digits @ ..]) if digits.len() >= 2 => {
+                let digits_text = str::from_utf8(&digits[..2]).expect("ASCII");
+                (u8::from_str_radix(digits_text, 16).expect("a hexadecimal byte"), &digits[2..])
+            }
+            (b'\\', [b'n', left @ ..]) => (b'\n', left),
+            (b'\\', [b'r', left @ ..]) => (b'\r', left),
+            (b'\\', [b't', left @ ..]) => (b'\t', left),
+            (b'\\', [escaped, left @ ..]) => (*escaped, left),
+            (byte, left) => (*byte, left),
+        };
+        bytes.push(byte);
+        rest = left;
+    }
+    bytes
 }
 
 struct Random(u64);
@@ -177,5 +200,29 @@ impl Random {
         }
         input.truncate(8_192);
         input
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_survives_a_line_of_the_corpus() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        assert_eq!(unescape(&bytes.escape_ascii().to_string()), bytes);
+    }
+
+    #[test]
+    #[should_panic(expected = "a bug")]
+    fn a_rare_panic_is_found() {
+        let directory = crate::TempDir::new();
+        let path = directory.path().to_str().expect("UTF-8");
+        fuzz("rare", path, [b"abc".as_slice()], |input| {
+            // Each step has a signature of its own, so that the next one is within reach.
+            let found = [0xFF, 0xFE].iter().filter(|byte| input.contains(byte)).count();
+            assert!(found < 2 || input.len() < 20, "a bug");
+            format!("{found} {}", input.len().min(20))
+        });
     }
 }

@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn no_row_panics() {
         let seeds: [&[u8]; 5] = [
-            b"tk|tWERfqnNu2ScFxRRPeY_ufw|t000000000000007|i1794769120208|i1794769150208|i1794769120300|i7",
+            b"tk|tWERfqnNu2ScFxRRPeY_ufw|t000000000000007|i1794769120208|i1794769150208|i1|i7",
             b"t000000000000008|i1794769150208|i1794769120208|m|m|n|n",
             b"m|n|i1794769120208|tWERfqnNu2ScFxRRPeY_ufw|t000000000000007|i1794769150208|i7",
             b"m|n|i1794769120208|tWERfqnNu2ScFxRRPeY_ufw|t000000000000007|i1|i999999999999999",

@@ -106,7 +106,8 @@ mod tests {
             br#"{"lockId":"WERfqnNu2ScFxRRPeY_ufw","expiresAtMs":2,"acquiredAtMs":1,"key":"k",
                 "fence":"000000000000007"}"#,
             br#"{"fence":"000000000000007","acquiredAtMs":1.794769120208e+12,"more":[1,{"a":null}],
-                "key":"a\/b\u00e9","expiresAtMs":1794769150208.0,"lockId":"WERfqnNu2ScFxRRPeY_ufw"}"#,
+                "key":"a\/b\u00e9","expiresAtMs":1794769150208.0,
+                "lockId":"WERfqnNu2ScFxRRPeY_ufw"}"#,
         ];
         test_support::fuzz("redis_record", env!("CARGO_MANIFEST_DIR"), seeds, |json| {
             match parse(json, "lookup") {

@@ -159,7 +159,14 @@ impl EventSink for MetricsSink {
         let labels = self.labels(event.backend, event.key.as_ref());
         match &event.kind {
             EngineEventKind::Waiting => gauge!("syncguard_queued_calls", labels).increment(1),
-            EngineEventKind::Waited { outcome, waited, was_queued, hand_over, queued_behind, .. } => {
+            EngineEventKind::Waited {
+                outcome,
+                waited,
+                was_queued,
+                hand_over,
+                queued_behind,
+                ..
+            } => {
                 if *was_queued {
                     gauge!("syncguard_queued_calls", labels.clone()).decrement(1);
                 }

@@ -86,13 +86,13 @@ async fn in_a_log(output: Output, key: &Key, backend: &OnceLock<AnyBackend>) {
 /// Returns the line, shortened to the width of the terminal: a wrapped line cannot be overwritten.
 fn text(key: &Key, held: Option<&Held>, waited: Duration, columns: usize) -> String {
     const BUTTON: &str = ", Ctrl-C to cancel";
+    /// The least room for the key, if the terminal has that much.
+    const KEY: usize = 20;
     let whole = |time: Duration| output::duration(Duration::from_secs(time.as_secs()));
     let before = "syncguard: waiting for ";
     let after = match held {
         Some(held) => {
             let (by, time) = (output::holder(&held.by), whole(held.duration()));
-            /// The least room for the key, if the terminal has that much.
-            const KEY: usize = 20;
             let key = width(&output::printable(key.as_str())).min(KEY);
             let others = width(before) + width(": held by , for ") + width(&time) + width(BUTTON);
             let room = columns.saturating_sub(others + key + 1);

@@ -113,7 +113,8 @@ pub async fn break_lock(backend: &impl LockBackend, shown: &LockInfoRaw) -> Resu
 
 /// Breaks a lock as [`break_lock`] does, with a note of who does it and why. The guard of the
 /// holder ends with [`LostReason::Broken`](crate::LostReason::Broken), on every backend except
-/// Firestore; on PostgreSQL only if the guard is renewed and the connection is not through a pooler.
+/// Firestore; on PostgreSQL only if the guard is renewed and the connection is not through a
+/// pooler.
 ///
 /// # Cancel safety
 ///

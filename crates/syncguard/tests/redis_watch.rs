@@ -9,11 +9,11 @@ use redis::{AsyncCommands, Client, Script};
 use servers::{eventually, key};
 use syncguard::backend::KeySpace;
 use syncguard::redis::RedisConfig;
-use syncguard::{LockBackend, LockGuard, Locker, LostReason, RedisBackend};
+use syncguard::{ExtendOutcome, LockBackend, LockGuard, Locker, LostReason, RedisBackend};
 use test_support::{RedisOptions, RedisServer};
 
 /// Renewed only after 40 seconds.
-const TTL: Duration = Duration::from_secs(120);
+const TTL: Duration = Duration::from_mins(2);
 /// Much sooner than that, and much later than a notification on a loaded machine.
 const SOON: Duration = Duration::from_secs(10);
 
@@ -64,7 +64,8 @@ async fn an_extend_by_anyone_is_no_loss_and_the_watch_goes_on() {
     let mut raw = client.get_multiplexed_async_connection().await.expect("connects");
     let guard = watched(&server.url(), "extended").await;
     for _ in 0..3 {
-        guard.extend(TTL).await.expect("works");
+        let extended = guard.extend(TTL).await.expect("works");
+        assert!(matches!(extended, ExtendOutcome::Extended(_)));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(guard.ended(), None);

@@ -15,7 +15,8 @@ pub async fn run_jobs(locker: &Locker<MemoryBackend>) -> syncguard::Result<()> {
         job("first", Duration::from_millis(50)),
         job("second", Duration::from_millis(20)),
     );
-    (first?, second?);
+    first?;
+    second?;
 
     let guard = locker.lock("report:daily").await?;
     let impatient = locker.lock("report:daily").timeout(Duration::from_millis(10)).await;

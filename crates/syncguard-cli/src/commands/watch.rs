@@ -1,8 +1,8 @@
 //! `watch`: prints a line for every change of a lock.
 //!
 //! The store is looked at when it notifies of a change of a named key, and at every interval. What
-//! happens between two looks is seen as its result: a lock that was acquired and released in between
-//! is not reported.
+//! happens between two looks is seen as its result: a lock that was acquired and released in
+//! between is not reported.
 
 use std::collections::HashMap;
 use std::task::Poll;
@@ -262,8 +262,8 @@ impl Watcher<'_> {
     }
 }
 
-/// Returns the change of a lock that was renewed when less than a third of its TTL was left. A guard
-/// renews when two thirds are left, so it was held up.
+/// Returns the change of a lock that was renewed when less than a third of its TTL was left. A
+/// guard renews when two thirds are left, so it was held up.
 fn renewed_late(last: &Seen, lock: &LockInfoRaw) -> Option<Change> {
     let (before, after) = (last.lock.info.expires_at, lock.info.expires_at);
     let gained = after.since(before);

@@ -214,8 +214,8 @@ impl Observer {
         Ok((locks, next.is_none()))
     }
 
-    /// Returns some of all locks whose keys contain a text, from a cursor on. Reads a bounded number
-    /// of locks, so it may return none although others follow.
+    /// Returns some of all locks whose keys contain a text, from a cursor on. Reads a bounded
+    /// number of locks, so it may return none although others follow.
     pub(super) async fn page(
         &self,
         after: Option<String>,

@@ -321,8 +321,8 @@ impl Error {
         self.0.lock_id
     }
 
-    /// Returns who held the lock when an [`ErrorCode::AcquisitionTimeout`] ended the wait for it, if
-    /// that is known. For display only.
+    /// Returns who held the lock when an [`ErrorCode::AcquisitionTimeout`] ended the wait for it,
+    /// if that is known. For display only.
     #[must_use]
     pub fn holder(&self) -> Option<&HolderInfo> {
         self.0.holder.as_ref()

@@ -165,8 +165,8 @@ pub(crate) struct Reports {
 }
 
 impl Reports {
-    /// Reports a release, whose holder began to wait `holder_age` ago, or another change of the lock
-    /// of a topic.
+    /// Reports a release, whose holder began to wait `holder_age` ago, or another change of the
+    /// lock of a topic.
     pub(crate) fn notify(&self, topic: &str, holder_age: Option<Duration>) {
         if let Some((key, interest)) = self.key(topic) {
             self.shared.notifiers.of(interest).notify(&key, holder_age);

@@ -369,7 +369,7 @@ impl LeaseState {
             return None;
         }
         self.lost = Some(LostReason::NotHeld);
-        self.lost
+        self.lost.clone()
     }
 }
 

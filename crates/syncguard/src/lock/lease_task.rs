@@ -66,8 +66,8 @@ impl<B: LockBackend> LeaseTask<B> {
 }
 
 impl<B: LockBackend> LeaseTask<B> {
-    /// Watches the lock in the store, where that is possible, and asks for it at once when it may be
-    /// lost. Without this, a lock that was taken away is noticed at the next renewal.
+    /// Watches the lock in the store, where that is possible, and asks for it at once when it may
+    /// be lost. Without this, a lock that was taken away is noticed at the next renewal.
     async fn watch(&self) -> Infallible {
         /// Most locks are released sooner and cost no subscription.
         const AFTER: Duration = Duration::from_millis(100);

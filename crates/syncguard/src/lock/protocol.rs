@@ -14,6 +14,7 @@ use super::lease_state::{AfterExtend, BeginExtend, ExtendAnswer, LeaseState, Sen
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::fence::{Fence, Fenced};
 use crate::common::key::Key;
+use crate::common::lost_reason::LostReason;
 use crate::common::time::{TIME_TOLERANCE_MS, Timestamp};
 use crate::common::ttl::Ttl;
 use crate::contract::outcome::{AcquireOutcome, Lease, NotHeldReason, ReleaseOutcome};
@@ -403,8 +404,11 @@ impl Model {
             Content::Extended { number } | Content::ExtendNotHeld { number } => {
                 let sent = extends[usize::from(number)];
                 let is_extended = matches!(answer, Content::Extended { .. });
-                let answer =
-                    if is_extended { ExtendAnswer::Extended } else { ExtendAnswer::NotHeld };
+                let answer = if is_extended {
+                    ExtendAnswer::Extended
+                } else {
+                    ExtendAnswer::NotHeld(LostReason::NotHeld)
+                };
                 // After the guard has let go, the answer is ignored; see `SharedLease::note_later`.
                 if let Phase::Holding(held) = &mut me.phase
                     && held.id == id

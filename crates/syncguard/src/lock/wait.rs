@@ -377,8 +377,8 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         }
     }
 
-    /// Sleeps until the next attempt at a lock that another process holds is worthwhile. Returns when
-    /// the notification of a release came, if one did.
+    /// Sleeps until the next attempt at a lock that another process holds is worthwhile. Returns
+    /// when the notification of a release came, if one did.
     async fn pause(
         &self,
         queue: &WaitQueue,

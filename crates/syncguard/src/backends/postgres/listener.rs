@@ -64,8 +64,8 @@ impl Channel {
         Self { name, key_space, any_key }
     }
 
-    /// Returns the payload of the notification of a break: the hash of the key, that of the lock id,
-    /// and the note.
+    /// Returns the payload of the notification of a break: the hash of the key, that of the lock
+    /// id, and the note.
     pub(super) fn break_payload(key: &Key, lock_id: HashId, note: &BreakNote) -> String {
         format!("{BROKEN}{} {lock_id} {}", key.hash_id(), note.to_text())
     }

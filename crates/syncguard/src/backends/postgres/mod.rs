@@ -390,10 +390,10 @@ impl PostgresBackend {
         self.shared.pool.shares_listening() && self.shared.listener.is_awaited(key)
     }
 
-    /// Notifies waiters of a release, or the holder of a break. The notification is sent when this returns, so the process
-    /// may exit right after; its answer, which is empty, is awaited in the background. Only if no
-    /// connection is free at once, the notification is sent in the background too, and is lost if
-    /// the process exits before [`quiesce`](LockBackend::quiesce).
+    /// Notifies waiters of a release, or the holder of a break. The notification is sent when this
+    /// returns, so the process may exit right after; its answer, which is empty, is awaited in the
+    /// background. Only if no connection is free at once, the notification is sent in the
+    /// background too, and is lost if the process exits before [`quiesce`](LockBackend::quiesce).
     fn notify(&self, payload: String) {
         let backend = self.clone();
         let mut notifying = Box::pin(async move {

@@ -273,7 +273,7 @@ fn on_push(reports: &Reports, invalidated: &mpsc::UnboundedSender<Invalidated>, 
         }
         (PushKind::Invalidate, _) => match push.data.first() {
             Some(Value::Array(names)) => {
-                let names = names.iter().filter_map(super::text);
+                let names = names.iter().filter_map(super::reply::text);
                 for name in names {
                     // This fails only if the connection is being replaced.
                     drop(invalidated.send(Invalidated::Record(name.to_owned())));

@@ -392,8 +392,8 @@ impl LockBackend for RedisBackend {
         let mut command = redis::cmd("PUBSUB");
         command.arg(count).arg(channel);
         match self.shared.connection.ask(command).await.ok()? {
-            Value::Array(answer) => u32::try_from(number(answer.get(1)?)?).ok(),
-            Value::Map(answer) => u32::try_from(number(&answer.first()?.1)?).ok(),
+            Value::Array(answer) => u32::try_from(reply::number(answer.get(1)?)?).ok(),
+            Value::Map(answer) => u32::try_from(reply::number(&answer.first()?.1)?).ok(),
             _ => None,
         }
     }

@@ -71,6 +71,7 @@ fn millis(number: f64) -> Option<Timestamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::common::ttl::Ttl;
 
     #[test]
     fn any_order_any_escapes_any_numbers_and_unknown_fields_are_read() {
@@ -112,8 +113,10 @@ mod tests {
         test_support::fuzz("redis_record", env!("CARGO_MANIFEST_DIR"), seeds, |json| {
             match parse(json, "lookup") {
                 Ok(lock) => {
-                    let quoted: String = serde_json::from_str(&quoted(&lock.key)).expect("JSON");
-                    assert_eq!(quoted, lock.key.as_str());
+                    let request = AcquireRequest::new(lock.key.clone(), Ttl::DEFAULT);
+                    let quoted = key_and_holder(&request.expect("randomness"));
+                    let unquoted: String = serde_json::from_str(&quoted).expect("JSON");
+                    assert_eq!(unquoted, lock.key.as_str());
                     format!("a lock, {}", lock.expires_at.as_millis() < 1 << 53)
                 }
                 // The error is always the same, so tell apart where the JSON ends.

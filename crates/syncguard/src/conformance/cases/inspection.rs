@@ -61,8 +61,8 @@ pub async fn a_break_deletes_only_the_lock_that_was_shown<F: Fixture>(fixture: &
     assert!(diagnostics::owns(&backend, &next_id).await.expect("works"), "the next one stays");
 }
 
-/// A guard with renewal learns that its lock was broken, by whom and why, long before it would renew
-/// the lock.
+/// A guard with renewal learns that its lock was broken, by whom and why, long before it would
+/// renew the lock.
 pub async fn a_broken_lock_is_lost_at_once_with_who_and_why<F: Fixture>(fixture: &F) {
     const SOON: Duration = Duration::from_secs(10);
     let (backend, other) = (Arc::new(fixture.backend().await), fixture.backend().await);

@@ -94,9 +94,9 @@ impl MetricsSink {
         Self::default()
     }
 
-    /// Adds the label `key` to every metric except those of operations, with the value that `choose`
-    /// returns for a key; `None` for no label. It receives raw keys: return a kind of key, not the
-    /// key itself. After 100 different values, further ones become `other`.
+    /// Adds the label `key` to every metric except those of operations, with the value that
+    /// `choose` returns for a key; `None` for no label. It receives raw keys: return a kind of key,
+    /// not the key itself. After 100 different values, further ones become `other`.
     #[must_use]
     pub fn key_label(
         mut self,

@@ -14,7 +14,7 @@ use super::remote::Remote;
 use crate::common::key::Key;
 use crate::common::lost_reason::LostReason;
 use crate::contract::LockBackend;
-use crate::contract::event::{EngineEvent, EventSink};
+use crate::contract::event::{EngineEvent, EngineEventKind, EventSink};
 use crate::contract::notifier::Notifier;
 use crate::contract::request::ReleaseRequest;
 use crate::lock::clock::LocalClock;
@@ -78,7 +78,7 @@ struct Losses(AtomicU32);
 
 impl EventSink for Losses {
     fn engine(&self, event: &EngineEvent) {
-        if matches!(event, EngineEvent::Lost { .. }) {
+        if matches!(event.kind, EngineEventKind::Lost { .. }) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }

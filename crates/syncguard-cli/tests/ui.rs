@@ -166,6 +166,42 @@ fn a_lock_is_broken_after_its_key_was_typed() {
 }
 
 #[test]
+fn a_break_is_marked_and_explained_to_the_holder() {
+    let Some(mut browser) = Browser::start() else { return };
+    let mut stores = Store::all();
+    let postgres = Store::postgres(&PostgresOptions::default());
+    let _server = postgres.map(|(store, server)| {
+        stores.push(store);
+        server
+    });
+    for store in stores.iter().filter(|store| store.emulator.is_none()) {
+        let mut holders = ["page", "shell"].map(|key| store.background(&[key], "sleep 60"));
+        let held = |key: &str| store.code(&["status", "-q", key]) == 0;
+        eventually("both are held", || held("page") && held("shell"));
+        let ui = Ui::start(store, &["--allow-break"]);
+        browser.open(&ui.url);
+        browser.wait_for("document.querySelectorAll('#timeline rect.hold.live').length === 2");
+        assert_eq!(store.code(&["break", "-q", "--yes", "shell"]), 0);
+        browser.wait_for("document.querySelectorAll('#timeline .mark.broken').length === 1");
+        browser.evaluate("document.querySelector('#locks button').click()");
+        browser.evaluate(
+            "document.getElementById('confirmation').value = 'page';
+             document.getElementById('confirmation').dispatchEvent(new Event('input'));
+             document.getElementById('break-now').click()",
+        );
+        browser.wait_for("document.querySelectorAll('#timeline .mark.broken').length === 2");
+        let [page, shell] = &mut holders;
+        for (holder, by) in [(page, "ui"), (shell, "")] {
+            assert_eq!(end_of(holder).code(), Some(123), "{}", store.url);
+            let mut text = String::new();
+            let mut stderr = holder.stderr.take().expect("piped");
+            stderr.read_to_string(&mut text).expect("text");
+            assert!(text.contains("lock lost: broken by") && text.contains(by), "{text}");
+        }
+    }
+}
+
+#[test]
 fn only_the_token_opens_the_page() {
     let store = Store::sqlite();
     let ui = Ui::start(&store, &["--allow-break"]);

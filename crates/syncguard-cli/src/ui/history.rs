@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use serde::Serialize;
+use syncguard::LockId;
 
 /// How far back the timeline reaches.
 pub(super) const WINDOW_MS: u64 = 10 * 60 * 1000;
@@ -21,6 +22,8 @@ const SAMPLES: usize = 1000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Lock {
+    #[serde(skip)]
+    pub(super) lock_id: LockId,
     /// The key itself, which identifies the lock in requests.
     pub(super) key: String,
     /// The key as it is displayed.
@@ -84,7 +87,7 @@ struct Track {
     waiters: Option<u32>,
     /// When the lock was released, if no other holder was seen since.
     released_at_ms: Option<u64>,
-    /// The lock id whose hold was broken from this page.
+    /// The lock id whose hold was broken, until its end is seen.
     broken: Option<String>,
 }
 
@@ -206,9 +209,14 @@ impl History {
         self.tracks.values().filter_map(|track| track.waiters).sum()
     }
 
-    /// Notes that this page is about to break a lock.
-    pub(super) fn breaking(&mut self, key: &str, lock_id_hash: String) {
-        self.tracks.entry(key.to_owned()).or_default().broken = Some(lock_id_hash);
+    /// Notes that a lock was broken, or is about to be. Its end may have been seen as a release.
+    pub(super) fn broken(&mut self, key: &str, lock_id_hash: String) {
+        let Some(track) = self.tracks.get_mut(key) else { return };
+        let ended = track.holds.iter_mut().rev().filter(|hold| hold.to_ms.is_some());
+        match { ended }.find(|hold| hold.lock_id_hash == lock_id_hash) {
+            Some(hold) => hold.end = Some(End::Broken),
+            None => track.broken = Some(lock_id_hash),
+        }
     }
 
     /// The keys that are worth listening to: those whose locks are held, latest first.
@@ -317,6 +325,7 @@ mod tests {
     fn lock(key: &str, id: &str, acquired_at_ms: u64, expires_at_ms: u64) -> Lock {
         let (key, id_hash) = (key.to_owned(), id.to_owned());
         Lock {
+            lock_id: LockId::parse("0000000000000000000000").expect("valid"),
             shown: key.clone(),
             key,
             id_hash,
@@ -401,12 +410,17 @@ mod tests {
     }
 
     #[test]
-    fn a_break_from_the_page_is_marked() {
+    fn a_break_is_marked_before_and_after_its_end_is_seen() {
         let mut history = History::default();
         history.observe(1000, &[lock("a", "1", 900, 5000)], true);
-        history.breaking("a", "1".to_owned());
-        history.observe(1100, &[], true);
-        assert_eq!(ends(&history, "a"), [(900, Some(1100), Some(End::Broken))]);
+        history.broken("a", "1".to_owned());
+        history.observe(1100, &[lock("a", "2", 1050, 5000)], true);
+        history.released("a", 1200, None);
+        history.broken("a", "2".to_owned());
+        assert_eq!(
+            ends(&history, "a"),
+            [(900, Some(1050), Some(End::Broken)), (1050, Some(1200), Some(End::Broken))]
+        );
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! Watches the store for the page: lists its locks, listens for changes, and publishes what it sees
 //! as JSON.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::pending;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
-use syncguard::backend::{Admin, Clock, Cursor, Subscription, SystemClock};
+use syncguard::backend::{Admin, BreakNote, Clock, Cursor, Subscription, SystemClock};
 use syncguard::diagnostics::LockInfoRaw;
-use syncguard::{AnyBackend, Key, LockBackend, diagnostics};
+use syncguard::{AnyBackend, HolderInfo, Key, LockBackend, diagnostics};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
@@ -43,6 +43,9 @@ const MOST_ROWS: usize = 40;
 
 /// The most keys that are listened to.
 const MOST_LISTENERS: usize = 64;
+
+/// The most locks, of those that ended since the last list, that are looked up as broken.
+const MOST_NOTES: usize = 64;
 
 /// How often the waiters of such a key are counted.
 const COUNT_INTERVAL: Duration = Duration::from_secs(1);
@@ -130,10 +133,12 @@ impl Observer {
         let mut listeners = Listeners { sender, tasks: HashMap::new() };
         let mut checks = Vec::new();
         let mut check_at = Instant::now();
+        let mut before = Vec::new();
         loop {
             match timeout(PATIENCE, self.look()).await {
                 Ok(Ok((mut locks, is_complete))) => {
                     let now_ms = SystemClock.now().as_millis();
+                    drop(timeout(PATIENCE, self.note_breaks(&before, &locks)).await);
                     lock(&self.history).observe(now_ms, &locks, is_complete);
                     for found in &mut locks {
                         found.waiters = lock(&self.history).waiters(&found.key);
@@ -149,6 +154,7 @@ impl Observer {
                         checks = timeout(PATIENCE, safety(&backend)).await.unwrap_or_default();
                         self.publish(&locks, is_complete, &checks, None);
                     }
+                    before = locks;
                 }
                 failed => {
                     let failure = match failed {
@@ -181,6 +187,18 @@ impl Observer {
                 history.released(&notice.key, notice.at_ms, holder_age_ms);
             }
             What::Waiters(waiters) => history.waiting(&notice.key, notice.at_ms, waiters),
+        }
+    }
+
+    /// Looks up which of the locks that are no longer held were broken.
+    async fn note_breaks(&self, before: &[Lock], now: &[Lock]) {
+        let Some(backend) = self.backend() else { return };
+        let held: HashSet<&str> = now.iter().map(|lock| lock.id_hash.as_str()).collect();
+        let ended = before.iter().filter(|lock| !held.contains(lock.id_hash.as_str()));
+        for ended in ended.take(MOST_NOTES) {
+            if backend.break_note(&ended.lock_id).await.is_some() {
+                lock(&self.history).broken(&ended.key, ended.id_hash.clone());
+            }
         }
     }
 
@@ -249,8 +267,10 @@ impl Observer {
         else {
             return Ok(false);
         };
-        lock(&self.history).breaking(key, lock_id_hash.to_owned());
-        Ok(diagnostics::break_lock(&backend, &found).await?)
+        // Not every store keeps the note.
+        lock(&self.history).broken(key, lock_id_hash.to_owned());
+        let note = BreakNote::new(Some(HolderInfo::of_this_process(Some("ui"))), None);
+        Ok(diagnostics::break_lock_with(&backend, &found, note).await?)
     }
 
     fn backend(&self) -> Option<AnyBackend> {
@@ -301,6 +321,7 @@ fn admin(backend: &AnyBackend) -> Result<Arc<dyn Admin>, Failure> {
 
 fn shown(lock: &LockInfoRaw) -> Lock {
     Lock {
+        lock_id: lock.lock_id,
         shown: printable(lock.key.as_str()),
         key: lock.key.as_str().to_owned(),
         id_hash: lock.info.lock_id_hash.to_string(),

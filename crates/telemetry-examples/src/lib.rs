@@ -19,9 +19,9 @@ pub async fn run_jobs(locker: &Locker<MemoryBackend>) -> syncguard::Result<()> {
     second?;
 
     let guard = locker.lock("report:daily").await?;
-    let impatient = locker.lock("report:daily").timeout(Duration::from_millis(10)).await;
+    let timed_out = locker.lock("report:daily").timeout(Duration::from_millis(10)).await;
     assert_eq!(
-        impatient.map(drop).map_err(|error| error.code()),
+        timed_out.map(drop).map_err(|error| error.code()),
         Err(ErrorCode::AcquisitionTimeout)
     );
     assert!(locker.try_lock("report:daily").await?.is_none(), "it is held");

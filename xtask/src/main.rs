@@ -3,6 +3,7 @@
 mod bench;
 mod figures;
 mod mutants;
+mod release;
 mod shell;
 mod test;
 mod text;
@@ -17,6 +18,7 @@ usage: cargo xtask COMMAND
 
   test [BACKEND…]    run all checks and tests, or only the tests of the named backends
   bench [BACKEND…]   run the benchmarks, and write results to target/bench/results.json
+  release            build packages and the stripped binary, and print its size
   soak               run the long tests that are too slow for CI
   mutants [TEXT…]    plant one bug at a time, and check that the tests catch it; only those whose
                      name contains a TEXT
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
     let outcome: Outcome = match command {
         "test" => test::run(rest),
         "bench" => bench::run(rest),
+        "release" => release::run(),
         "soak" => test::soak(),
         "mutants" => mutants::run(rest),
         "help" | "--help" | "-h" => {

@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use crate::shell::{Outcome, cargo, root, step, target};
-use crate::{figures, text, tools};
+use crate::{figures, release, text, tools};
 
 /// The features of the library that must also compile on their own.
 const FEATURES: [&str; 8] =
@@ -60,6 +60,7 @@ fn everything() -> Outcome {
     tools::from_debian("chromium", "chromium")?;
     step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
     text::check()?;
+    release::rust_version()?;
     let lint = ["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
     step("lints", &mut cargo(&lint))?;
     for features in [""].into_iter().chain(FEATURES) {
@@ -87,8 +88,7 @@ fn everything() -> Outcome {
         let mut run = Command::new(target().join("debug/examples").join(&example));
         step(&format!("example {example}"), run.current_dir(root()))?;
     }
-    let packages = ["package", "--package", "syncguard", "--package", "syncguard-cli"];
-    step("packages", cargo(&packages).args(["--allow-dirty", "--quiet"]))?;
+    release::packages()?;
     // The check for advisories is left out, because not every machine can download the database.
     let mut deny = Command::new(tools::from_crates_io("cargo-deny", "0.20.2", "dev")?);
     deny.current_dir(root()).args(["check", "licenses", "bans", "sources"]);

@@ -7,7 +7,7 @@ use rustls::crypto::{CryptoProvider, ring};
 
 /// Installs a default provider for the process unless the program has installed one, for drivers
 /// that always use the default.
-#[cfg(any(feature = "firestore", feature = "redis"))]
+#[cfg(feature = "_default_tls")]
 pub(crate) fn install() {
     if CryptoProvider::get_default().is_none() {
         // If another thread installs one first, that one is used.

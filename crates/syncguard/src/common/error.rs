@@ -262,7 +262,7 @@ impl Error {
     }
 
     /// States that the store may have been changed by something that was sent before the failure.
-    #[cfg(any(feature = "firestore", feature = "redis"))]
+    #[cfg(feature = "_multi_request")]
     pub(crate) fn after_effect(mut self) -> Self {
         self.0.may_have_taken_effect = true;
         self

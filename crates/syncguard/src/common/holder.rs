@@ -87,13 +87,13 @@ impl HolderInfo {
 
     /// Returns the text to store in a column that other writers of the row do not know. They leave
     /// it behind for the next holder, so it begins with the hash of the lock id.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(feature = "_sql")]
     pub(crate) fn tagged(&self, lock_id: &LockId) -> String {
         format!("{} {}", lock_id.hash_id(), self.text)
     }
 
     /// Parses the text of such a column. Returns `None` if it belongs to another lock id.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(feature = "_sql")]
     pub(crate) fn parse_tagged(text: &str, lock_id: &LockId) -> Option<Self> {
         let (tag, text) = text.split_once(' ')?;
         (tag == lock_id.hash_id().as_str()).then(|| Self::parse(text))?
@@ -256,7 +256,7 @@ mod tests {
         assert!(!format!("{evil:?}").contains(char::is_control));
     }
 
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(feature = "_sql")]
     #[test]
     fn a_tagged_holder_belongs_to_its_lock_id_only() {
         let holder = HolderInfo::of_this_process(Some("x"));

@@ -57,6 +57,34 @@ fn a_timeout_and_bad_input_are_errors() {
     assert_eq!(locker.lock("").expect_err("empty").code(), ErrorCode::InvalidArgument);
 }
 
+#[test]
+fn one_lock_has_its_own_options() {
+    let locker = Locker::new(MemoryBackend::new()).expect("outside a runtime");
+    let long = Duration::from_mins(1);
+    let guard = locker.lock_with("k", |request| request.ttl(long)).expect("free");
+    assert!(guard.remaining() > Ttl::DEFAULT.as_duration());
+    let hasty = Duration::from_millis(20);
+    let error = locker.lock_with("k", |request| request.timeout(hasty)).expect_err("held");
+    assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+    assert!(locker.try_lock_for("k", hasty).expect("works").is_none());
+    assert!(locker.try_lock_for("other", hasty).expect("works").is_some());
+}
+
+#[test]
+fn a_scoped_locker_sees_and_releases_locks_of_its_scope() {
+    let locker = Locker::new(MemoryBackend::new()).expect("outside a runtime");
+    locker.setup().expect("nothing to do");
+    let billing = locker.scoped("billing:");
+    let guard = billing.lock("k").expect("free");
+    assert!(locker.is_locked("billing:k").expect("works"));
+    assert!(!locker.is_locked("k").expect("works"));
+    let info = billing.info("k").expect("works").expect("held");
+    assert_eq!(info.fence, Some(guard.fence()));
+    assert_eq!(locker.release_all(), 1);
+    locker.shutdown().expect("nothing is held");
+    assert!(!guard.is_valid());
+}
+
 /// Runs the whole life of a locker and of a lock.
 fn lock_extend_release() {
     let locker = Locker::new(MemoryBackend::new()).expect("blocking is fine here");

@@ -31,7 +31,9 @@ use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::contract::LockBackend;
+use crate::contract::stored_lock::LockInfo;
 use crate::lock::guard::LockGuard as AsyncLockGuard;
+use crate::lock::lock_request::LockRequest;
 use crate::lock::locker::{Locker as AsyncLocker, LockerBuilder};
 use crate::lock::options::LockOptions;
 pub use guard::{LockGuard, LockHandle};
@@ -131,6 +133,41 @@ impl<B: LockBackend> Locker<B> {
         Ok(guard.map(|guard| self.guard(guard)))
     }
 
+    /// Acquires the lock, waiting for at most `limit`. Returns `None` if it is still held then. See
+    /// [`crate::Locker::try_lock_for`].
+    pub fn try_lock_for<K>(&self, key: K, limit: Duration) -> Result<Option<LockGuard<B>>>
+    where
+        K: TryInto<Key>,
+        Error: From<K::Error>,
+    {
+        let guard = self.inner.block_on(self.locker.try_lock_for(key, limit))??;
+        Ok(guard.map(|guard| self.guard(guard)))
+    }
+
+    /// Acquires the lock with options of its own, waiting until it is free.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use syncguard::{MemoryBackend, blocking::Locker};
+    ///
+    /// let locker = Locker::new(MemoryBackend::new())?;
+    /// let minute = Duration::from_secs(60);
+    /// let guard = locker.lock_with("deploy", |request| request.ttl(minute).timeout(minute))?;
+    /// # Ok::<(), syncguard::Error>(())
+    /// ```
+    pub fn lock_with<K>(
+        &self,
+        key: K,
+        configure: impl FnOnce(LockRequest<'_, B>) -> LockRequest<'_, B>,
+    ) -> Result<LockGuard<B>>
+    where
+        K: TryInto<Key>,
+        Error: From<K::Error>,
+    {
+        let guard = self.inner.block_on(configure(self.locker.lock(key)))??;
+        Ok(self.guard(guard))
+    }
+
     /// Acquires the lock, waiting until it is free. See [`crate::Locker::lock`].
     pub fn lock<K>(&self, key: K) -> Result<LockGuard<B>>
     where
@@ -181,6 +218,35 @@ impl<B: LockBackend> Locker<B> {
         Ok(self.try_lock(key)?.map(|guard| work(&guard.handle())))
     }
 
+    /// Returns a locker that puts `prefix` before every key. See [`crate::Locker::scoped`].
+    #[must_use]
+    pub fn scoped(&self, prefix: impl AsRef<str>) -> Self {
+        Self { inner: Arc::clone(&self.inner), locker: self.locker.scoped(prefix) }
+    }
+
+    /// Returns whether any process holds the lock of a key. See [`crate::Locker::is_locked`].
+    pub fn is_locked<K>(&self, key: K) -> Result<bool>
+    where
+        K: TryInto<Key>,
+        Error: From<K::Error>,
+    {
+        self.inner.block_on(self.locker.is_locked(key))?
+    }
+
+    /// Returns the lock of a key, if any process holds it. See [`crate::Locker::info`].
+    pub fn info<K>(&self, key: K) -> Result<Option<LockInfo>>
+    where
+        K: TryInto<Key>,
+        Error: From<K::Error>,
+    {
+        self.inner.block_on(self.locker.info(key))?
+    }
+
+    /// Creates what the store lacks. See [`crate::Locker::setup`].
+    pub fn setup(&self) -> Result<()> {
+        self.inner.block_on(self.locker.setup())?
+    }
+
     /// Takes over a lock by its id. See [`crate::Locker::resume`].
     pub fn resume(&self, lock_id: LockId) -> Result<Option<LockGuard<B>>> {
         let guard = self.inner.block_on(self.locker.resume(lock_id))??;
@@ -197,6 +263,13 @@ impl<B: LockBackend> Locker<B> {
     /// [`crate::Locker::shutdown_within`].
     pub fn shutdown_within(&self, limit: Duration) -> Result<()> {
         self.inner.block_on(self.locker.shutdown_within(limit))?
+    }
+
+    /// Releases every lock that a guard of this locker still holds, in the background. See
+    /// [`crate::Locker::release_all`].
+    #[expect(clippy::must_use_candidate, reason = "it is called for its effect")]
+    pub fn release_all(&self) -> usize {
+        self.locker.release_all()
     }
 
     fn guard(&self, guard: AsyncLockGuard<B>) -> LockGuard<B> {

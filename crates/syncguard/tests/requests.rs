@@ -48,6 +48,32 @@ async fn bad_options_and_keys_are_refused_before_any_io() {
     assert_eq!(backend.count(Call::Acquire), 1);
 }
 
+#[test]
+fn every_option_can_be_read_and_unset_on_a_clone() {
+    let set = LockOptions::default()
+        .timeout(ms(1))
+        .max_hold(ms(2))
+        .hold_at_least(ms(3))
+        .stop_margin(ms(4))
+        .label("nightly")
+        .on_release_error(|_error, _context| {})
+        .renew();
+    assert_eq!((set.get_timeout(), set.get_max_hold()), (Some(ms(1)), Some(ms(2))));
+    assert_eq!((set.get_hold_at_least(), set.get_stop_margin()), (ms(3), ms(4)));
+    assert_eq!((set.get_label(), set.is_renewed()), (Some("nightly"), true));
+    let unset = set
+        .clone()
+        .timeout(ms(5_000))
+        .max_hold(None)
+        .hold_at_least(Duration::ZERO)
+        .stop_margin(Duration::ZERO)
+        .no_label()
+        .log_release_errors()
+        .no_renewal();
+    assert_eq!(format!("{unset:?}"), format!("{:?}", LockOptions::default()));
+    assert_ne!(format!("{set:?}"), format!("{unset:?}"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_held_lock_is_not_an_error() {
     let backend = Faulty::new();

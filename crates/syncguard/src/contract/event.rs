@@ -15,6 +15,7 @@ use crate::common::lost_reason::LostReason;
 
 /// The operation of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Operation {
     /// [`LockBackend::acquire`](crate::LockBackend::acquire)
     Acquire,
@@ -45,6 +46,7 @@ impl Operation {
 
 /// Why an operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Reason {
     /// Another holder has the lock.
     Locked,
@@ -127,6 +129,7 @@ impl LockEvent {
 
 /// How a wait for a lock ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum WaitOutcome {
     /// The lock was acquired.
     Acquired,

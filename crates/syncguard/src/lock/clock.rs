@@ -12,6 +12,7 @@ use crate::common::uptime::uptime;
 
 /// The clock that a [`Locker`](crate::Locker) uses for validity and timeouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LocalClock {
     /// A monotonic clock that keeps counting while the machine is suspended: a laptop that sleeps
     /// through the TTL detects on wake that its lock has expired.

@@ -69,7 +69,8 @@ impl Default for LockOptions {
 }
 
 /// The setters of [`LockOptions`], for every type that has an `options_mut`. Setters of optional
-/// values take the value, or `None` to unset it.
+/// values take the value, or `None` to unset it; where `None` would have no type, another method
+/// unsets the value.
 macro_rules! option_setters {
     () => {
         /// Sets how long the lock lives without being extended: a [`Ttl`], or a [`Duration`] that
@@ -187,11 +188,24 @@ macro_rules! option_setters {
             self
         }
 
+        /// Logs every release in the background that failed, instead of calling a callback. This is
+        /// the default.
+        pub fn log_release_errors(mut self) -> Self {
+            self.options_mut().on_release_error = None;
+            self
+        }
+
         /// Names the lock in [engine events](crate::telemetry::EngineEvent) and spans. Unlike the
         /// key, which appears as a hash, a label is visible: choose one without secrets, such as
         /// the kind of job.
         pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
             self.options_mut().label = Some(label.into());
+            self
+        }
+
+        /// Removes the label.
+        pub fn no_label(mut self) -> Self {
+            self.options_mut().label = None;
             self
         }
     };
@@ -239,6 +253,30 @@ impl LockOptions {
     #[must_use]
     pub fn is_renewed(&self) -> bool {
         self.renew
+    }
+
+    /// Returns the label, if there is one.
+    #[must_use]
+    pub fn get_label(&self) -> Option<&str> {
+        self.label.as_deref()
+    }
+
+    /// Returns the limit of renewal, if there is one.
+    #[must_use]
+    pub fn get_max_hold(&self) -> Option<Duration> {
+        self.max_hold
+    }
+
+    /// Returns how long the lock stays taken, even if it is released sooner.
+    #[must_use]
+    pub fn get_hold_at_least(&self) -> Duration {
+        self.hold_at_least
+    }
+
+    /// Returns how long before its expiry a loss is signaled.
+    #[must_use]
+    pub fn get_stop_margin(&self) -> Duration {
+        self.stop_margin
     }
 
     /// Returns the number of retries that ends a wait, if it is limited.
@@ -310,6 +348,7 @@ impl fmt::Debug for LockOptions {
             .field("hold_at_least", &self.hold_at_least)
             .field("stop_margin", &self.stop_margin)
             .field("release_timeout", &self.release_timeout)
+            .field("on_release_error", &self.on_release_error.is_some())
             .field("label", &self.label)
             .finish_non_exhaustive()
     }

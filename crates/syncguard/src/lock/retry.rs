@@ -4,6 +4,7 @@ use std::time::Duration;
 
 /// How the delay grows from retry to retry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Backoff {
     /// It doubles.
     #[default]
@@ -14,6 +15,7 @@ pub enum Backoff {
 
 /// How much of a delay is random, so that waiters do not retry in lockstep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Jitter {
     /// Half of it: between `d/2` and `d`.
     #[default]

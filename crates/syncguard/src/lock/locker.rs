@@ -50,6 +50,7 @@ use crate::contract::stored_lock::LockInfo;
 /// }
 /// ```
 #[doc(alias = "mutex")]
+#[doc(alias = "semaphore")]
 #[doc(alias = "redlock")]
 #[doc(alias = "lease")]
 #[doc(alias = "advisory lock")]

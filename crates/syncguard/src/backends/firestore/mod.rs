@@ -8,7 +8,8 @@
 //! * The documents are those of the TypeScript implementation: both exclude each other, and each
 //!   can release, extend and look up the other's locks.
 //!
-//! `docs/specs/firestore.md` in the repository lists what can make fences go backwards.
+//! [The guide](https://github.com/syncguard/syncguard/blob/main/docs/guide/firestore.md)
+//! describes connection URLs, permissions, and what can make fences go backwards.
 
 mod admin;
 mod change;

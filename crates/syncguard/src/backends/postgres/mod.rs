@@ -8,7 +8,8 @@
 //! * It needs PostgreSQL 12 or newer, over TCP, TLS or a Unix socket, or behind a pooler in
 //!   transaction mode.
 //!
-//! `docs/guide/postgres.md` in the repository lists what can make fences go backwards.
+//! [The guide](https://github.com/syncguard/syncguard/blob/main/docs/guide/postgres.md)
+//! describes connection URLs, permissions, and what can make fences go backwards.
 
 mod admin;
 mod callers_pool;

@@ -8,7 +8,8 @@
 //! * It needs Redis 7.0 or Valkey 7.2 or newer: one server, Sentinel or Cluster, over TCP, TLS or a
 //!   Unix socket.
 //!
-//! `docs/guide/redis.md` in the repository lists what can make fences go backwards.
+//! [The guide](https://github.com/syncguard/syncguard/blob/main/docs/guide/redis.md)
+//! describes connection URLs, permissions, and what can make fences go backwards.
 
 mod admin;
 mod cluster;
@@ -64,6 +65,18 @@ use topology::{Resolver, Timeouts};
 const GRACE_MS: u64 = 1000;
 
 /// Locks on a Redis server. Clones share the connection.
+///
+/// ```no_run
+/// use syncguard::redis::RedisConfig;
+/// use syncguard::{Locker, RedisBackend};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> syncguard::Result<()> {
+/// let config = RedisConfig::from_url("redis://localhost/0")?;
+/// let locker = Locker::new(RedisBackend::connect(config).await?)?;
+/// let guard = locker.lock("invoice:42").await?;
+/// # drop(guard); locker.shutdown().await
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct RedisBackend {
     shared: Arc<RedisInner>,

@@ -7,7 +7,8 @@
 //! * Notifications reach waiters in every process through a small file next to the lock file.
 //! * The file must be on a local disk: on a network file system, locks are not reliable.
 //!
-//! `docs/specs/sqlite.md` in the repository lists what can make fences go backwards.
+//! [The guide](https://github.com/syncguard/syncguard/blob/main/docs/guide/sqlite.md)
+//! describes connection URLs, permissions, and what can make fences go backwards.
 
 mod admin;
 mod config;

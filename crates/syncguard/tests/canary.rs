@@ -1,17 +1,16 @@
 //! A marked key and a marked lock id go through every error path; neither may appear anywhere.
 
+mod servers;
 mod support;
 
-use std::error::Error as _;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
+use servers::shown;
 use support::{Call, Fault, Faulty, locker, ms, ttl_ms};
 use syncguard::backend::{AcquireRequest, Layer, ReleaseRequest};
 use syncguard::telemetry::{EventSink, LockEvent, TelemetryLayer, TracingSink};
-use syncguard::{
-    Error, ErrorCode, Key, LockBackend, LockId, LockOptions, Locker, Ttl, diagnostics,
-};
+use syncguard::{ErrorCode, Key, LockBackend, LockId, LockOptions, Locker, Ttl, diagnostics};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -55,17 +54,6 @@ impl Visit for Line<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         write!(self.0, "{field}={value:?} ").expect("writing to a string");
     }
-}
-
-/// Returns everything that an error shows when it is printed, including its sources.
-fn shown(error: &Error) -> String {
-    let mut text = format!("{error} {error:?} {error:#?}");
-    let mut source = error.source();
-    while let Some(cause) = source {
-        write!(text, " {cause} {cause:?}").expect("writing to a string");
-        source = cause.source();
-    }
-    text
 }
 
 #[derive(Debug)]

@@ -6,33 +6,12 @@ mod servers;
 
 use std::time::{Duration, Instant};
 
+use servers::postgres::{config, connect, connect_with, raw, start};
 use servers::{a_dead_path_costs_no_renewed_lock, cycle, eventually, grant, key, request};
 use syncguard::backend::{ExtendRequest, ReleaseRequest};
 use syncguard::postgres::PostgresConfig;
-use syncguard::postgres::tokio_postgres::{self, Client, NoTls};
 use syncguard::{ErrorCode, ExtendOutcome, LockBackend, PostgresBackend, Ttl, diagnostics};
-use test_support::{Fault, PostgresOptions, PostgresServer, Proxy};
-
-fn config(url: &str) -> PostgresConfig {
-    PostgresConfig::from_url(url).expect("a URL").response_timeout(Duration::from_secs(2))
-}
-
-async fn connect(config: PostgresConfig) -> PostgresBackend {
-    let backend = PostgresBackend::connect(config).await.expect("connects");
-    backend.setup_schema().await.expect("works");
-    backend
-}
-
-fn start() -> Option<PostgresServer> {
-    PostgresServer::start(&PostgresOptions::default().with(["fsync = off"]))
-}
-
-async fn raw(server: &PostgresServer) -> Client {
-    let (client, connection) =
-        tokio_postgres::connect(&server.url(), NoTls).await.expect("connects");
-    tokio::spawn(connection);
-    client
-}
+use test_support::{Fault, Proxy};
 
 fn through(proxy: &Proxy) -> String {
     format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port())
@@ -42,7 +21,7 @@ fn through(proxy: &Proxy) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_to_a_read_only_server_are_replaced() {
     let Some(primary) = start() else { return };
-    drop(connect(config(&primary.url())).await);
+    drop(connect(&primary.url()).await);
     let standby = primary.start_standby();
     let name = Proxy::start(standby.port()).await;
     let backend = PostgresBackend::connect(config(&through(&name))).await.expect("connects");
@@ -65,8 +44,8 @@ async fn connections_to_a_read_only_server_are_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn old_connections_are_replaced() {
     let (Some(old), Some(new)) = (start(), start()) else { return };
-    drop(connect(config(&old.url())).await);
-    drop(connect(config(&new.url())).await);
+    drop(connect(&old.url()).await);
+    drop(connect(&new.url()).await);
     let name = Proxy::start(old.port()).await;
     let aging = config(&through(&name)).max_connection_age(Duration::from_millis(300));
     let backend = PostgresBackend::connect(aging).await.expect("connects");
@@ -96,7 +75,7 @@ async fn a_host_that_does_not_answer_is_skipped() {
         server.port()
     );
     let timeout = Duration::from_secs(3);
-    let backend = connect(config(&url).connect_timeout(timeout)).await;
+    let backend = connect_with(config(&url).connect_timeout(timeout)).await;
     cycle(&backend, "k").await.expect("works");
     // The next connections begin with the host that answered.
     let begun = Instant::now();
@@ -123,7 +102,7 @@ async fn the_connect_timeout_of_libpq_applies_to_each_host() {
         server.port()
     );
     let begun = Instant::now();
-    let backend = connect(PostgresConfig::from_url(&url).expect("a URL")).await;
+    let backend = connect_with(PostgresConfig::from_url(&url).expect("a URL")).await;
     cycle(&backend, "k").await.expect("works");
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
@@ -132,7 +111,7 @@ async fn the_connect_timeout_of_libpq_applies_to_each_host() {
 #[tokio::test(flavor = "multi_thread")]
 async fn statements_are_prepared_again_when_a_table_has_changed() {
     let Some(server) = start() else { return };
-    let backend = connect(config(&server.url())).await;
+    let backend = connect(&server.url()).await;
     let (held, _) = grant(&backend, "held").await;
     cycle(&backend, "k").await.expect("works");
     let change = "ALTER TABLE syncguard_locks ALTER COLUMN fence TYPE varchar(15)";
@@ -188,7 +167,7 @@ async fn every_call_to_a_server_that_does_not_answer_has_a_deadline() {
     let quick = config(&through(&proxy))
         .response_timeout(Duration::from_millis(500))
         .connect_timeout(Duration::from_millis(500));
-    let backend = connect(quick.clone()).await;
+    let backend = connect_with(quick.clone()).await;
     proxy.set(Fault::BlackHole);
     let admin = backend.admin().expect("offered");
     let limit = Duration::from_secs(20);
@@ -211,6 +190,6 @@ async fn a_renewed_lock_survives_a_path_that_dies() {
     let Some(server) = start() else { return };
     let proxy = Proxy::start(server.port()).await;
     let config = config(&through(&proxy)).response_timeout(Duration::from_secs(30));
-    let backend = connect(config).await;
+    let backend = connect_with(config).await;
     Box::pin(a_dead_path_costs_no_renewed_lock(backend, &proxy)).await;
 }

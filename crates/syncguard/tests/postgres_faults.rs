@@ -4,39 +4,18 @@
 
 mod servers;
 
-use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
-use servers::{cycle, eventually, key, request, resets, waiter, woken};
+use servers::postgres::{config, connect, raw, start};
+use servers::{cycle, eventually, key, request, resets, shown, waiter, woken};
 use syncguard::backend::{AcquireOutcome, ExtendRequest, Finding, ReleaseRequest};
-use syncguard::postgres::tokio_postgres::{self, Client, NoTls};
+use syncguard::postgres::tokio_postgres::{self, NoTls};
 use syncguard::postgres::{FencedTable, PostgresConfig};
 use syncguard::{
     ErrorCode, ExtendOutcome, LockBackend, LockOptions, Locker, LostReason, PostgresBackend,
     ReleaseOutcome, Ttl,
 };
 use test_support::{Certificates, Fault, PgBouncer, PostgresOptions, PostgresServer, Proxy};
-
-fn config(url: &str) -> PostgresConfig {
-    PostgresConfig::from_url(url).expect("a URL").response_timeout(Duration::from_secs(2))
-}
-
-async fn connect(url: &str) -> PostgresBackend {
-    let backend = PostgresBackend::connect(config(url)).await.expect("connects");
-    backend.setup_schema().await.expect("works");
-    backend
-}
-
-fn start() -> Option<PostgresServer> {
-    PostgresServer::start(&PostgresOptions::default().with(["fsync = off"]))
-}
-
-async fn raw(server: &PostgresServer) -> Client {
-    let (client, connection) =
-        tokio_postgres::connect(&server.url(), NoTls).await.expect("connects");
-    tokio::spawn(connection);
-    client
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_that_was_acquired_and_released_unseen_costs_no_fence() {
@@ -51,8 +30,8 @@ async fn a_lock_that_was_acquired_and_released_unseen_costs_no_fence() {
     raw.batch_execute(slow).await.expect("works");
     let path = "options=-c%20search_path%3Dpublic,slow,pg_catalog";
     let config = config(&format!("{}?{path}", server.url()));
-    let patient = config.response_timeout(Duration::from_secs(20));
-    let slow = PostgresBackend::connect(patient).await.expect("connects");
+    let config = config.response_timeout(Duration::from_secs(20));
+    let slow = PostgresBackend::connect(config).await.expect("connects");
     for is_held in [true, false] {
         raw.execute("SELECT pg_advisory_lock(4711)", &[]).await.expect("works");
         let request = request("a");
@@ -504,12 +483,7 @@ async fn configuration_errors_have_a_code_and_contain_no_password() {
         };
         assert_eq!(error.code(), expected, "{url}: {error:?}");
         assert!(started.elapsed() < Duration::from_secs(7), "it does not hang");
-        let mut shown = format!("{error} {error:?}");
-        let mut source = std::error::Error::source(&error);
-        while let Some(cause) = source {
-            write!(shown, " {cause} {cause:?}").expect("writing to a string");
-            source = cause.source();
-        }
+        let shown = shown(&error);
         assert!(!shown.contains("canary"), "{shown}");
     }
     let right = format!("postgres://postgres:right@127.0.0.1:{port}/postgres");

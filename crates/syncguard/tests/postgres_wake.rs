@@ -9,29 +9,13 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use servers::postgres::{connect, raw, start};
 use servers::{cycle, eventually, grant, key, waiter, woken};
 use syncguard::backend::{ReleaseRequest, hash_key};
 use syncguard::postgres::tokio_postgres::{self, AsyncMessage, Client, NoTls};
 use syncguard::postgres::{ClientPool, Loan, PooledClient, PostgresConfig};
 use syncguard::{AnyBackend, LockBackend, PostgresBackend, ReleaseOutcome};
 use test_support::{PostgresOptions, PostgresServer};
-
-fn config(url: &str) -> PostgresConfig {
-    PostgresConfig::from_url(url).expect("a URL").response_timeout(Duration::from_secs(2))
-}
-
-async fn connect(url: &str) -> PostgresBackend {
-    let backend = PostgresBackend::connect(config(url)).await.expect("connects");
-    backend.setup_schema().await.expect("works");
-    backend
-}
-
-async fn raw(server: &PostgresServer) -> Client {
-    let (client, connection) =
-        tokio_postgres::connect(&server.url(), NoTls).await.expect("connects");
-    tokio::spawn(connection);
-    client
-}
 
 /// Returns the number of markers in the server's lock table.
 async fn markers(client: &Client) -> i64 {
@@ -43,21 +27,21 @@ async fn markers(client: &Client) -> i64 {
 async fn listening(server: &PostgresServer) -> (Client, Arc<Mutex<Vec<String>>>) {
     let (client, mut connection) =
         tokio_postgres::connect(&server.url(), NoTls).await.expect("connects");
-    let heard = Arc::new(Mutex::new(Vec::new()));
+    let received = Arc::new(Mutex::new(Vec::new()));
     tokio::spawn({
-        let heard = Arc::clone(&heard);
+        let received = Arc::clone(&received);
         async move {
             while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await
             {
                 if let AsyncMessage::Notification(notification) = message {
-                    heard.lock().expect("no panic").push(notification.payload().to_owned());
+                    received.lock().expect("no panic").push(notification.payload().to_owned());
                 }
             }
         }
     });
     let channel = format!("LISTEN \"syncguard_{}\"", hash_key("syncguard_locks"));
     client.batch_execute(&channel).await.expect("works");
-    (client, heard)
+    (client, received)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -91,10 +75,9 @@ async fn thousands_of_awaited_keys_do_not_fill_the_lock_table() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_notifies_only_while_its_key_is_awaited() {
-    let options = PostgresOptions::default().with(["fsync = off"]);
-    let Some(server) = PostgresServer::start(&options) else { return };
+    let Some(server) = start() else { return };
     let backend = connect(&server.url()).await;
-    let (client, heard) = listening(&server).await;
+    let (client, received) = listening(&server).await;
     for _ in 0..5 {
         cycle(&backend, "quiet").await.expect("works");
     }
@@ -102,8 +85,8 @@ async fn a_release_notifies_only_while_its_key_is_awaited() {
     cycle(&backend, "quiet").await.expect("works");
     cycle(&backend, "awaited").await.expect("works");
     let awaited = hash_key("awaited").to_string();
-    eventually("notified", async || heard.lock().expect("no panic").contains(&awaited)).await;
-    assert_eq!(heard.lock().expect("no panic").as_slice(), [awaited]);
+    eventually("notified", async || received.lock().expect("no panic").contains(&awaited)).await;
+    assert_eq!(received.lock().expect("no panic").as_slice(), [awaited]);
     drop((subscription, client));
 }
 
@@ -152,8 +135,7 @@ async fn a_marker_that_fails_does_not_end_the_connection_that_listens() {
 /// were only started.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_notifies_even_if_its_process_ends_right_after() {
-    let options = PostgresOptions::default().with(["fsync = off"]);
-    let Some(server) = PostgresServer::start(&options) else { return };
+    let Some(server) = start() else { return };
     let there = connect(&server.url()).await;
     for round in 0..5 {
         let name = format!("w{round}");
@@ -192,10 +174,9 @@ async fn a_release_notifies_even_if_its_process_ends_right_after() {
 /// it.
 #[tokio::test(flavor = "multi_thread")]
 async fn quiesce_waits_for_notifications_that_could_not_be_sent_at_once() {
-    let options = PostgresOptions::default().with(["fsync = off"]);
-    let Some(server) = PostgresServer::start(&options) else { return };
+    let Some(server) = start() else { return };
     let backend = connect(&server.url()).await;
-    let (client, heard) = listening(&server).await;
+    let (client, received) = listening(&server).await;
     // With the caller's own pool, the backend waits for a connection that another task drives.
     let pooled = PostgresConfig::from_pool(SlowPool { url: server.url() });
     let pooled = PostgresBackend::connect(pooled).await.expect("connects");
@@ -207,7 +188,7 @@ async fn quiesce_waits_for_notifications_that_could_not_be_sent_at_once() {
     AnyBackend::new(pooled).quiesce().await;
     // Notifications that were committed before this statement are delivered with its answer.
     client.batch_execute("SELECT 1").await.expect("works");
-    assert_eq!(heard.lock().expect("no panic").as_slice(), [expected]);
+    assert_eq!(received.lock().expect("no panic").as_slice(), [expected]);
 }
 
 /// Slowly opens a connection for every operation.

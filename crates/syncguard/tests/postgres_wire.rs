@@ -3,35 +3,28 @@
 //! wire format.
 #![cfg(feature = "postgres")]
 
+mod servers;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
+use servers::key;
+use servers::postgres::{raw, start};
 use syncguard::backend::{
     AcquireOutcome, AcquireRequest, ExtendRequest, ReleaseRequest, TimeAuthority,
 };
 use syncguard::postgres::PostgresConfig;
-use syncguard::postgres::tokio_postgres::{self, Client, NoTls, Transaction};
+use syncguard::postgres::tokio_postgres::{Client, Transaction};
 use syncguard::{
-    ExtendOutcome, Fence, HolderInfo, Key, LockBackend, LockId, NotHeldReason, PostgresBackend,
+    ExtendOutcome, Fence, HolderInfo, LockBackend, LockId, NotHeldReason, PostgresBackend,
     ReleaseOutcome, Ttl, diagnostics,
 };
-use test_support::{PostgresOptions, PostgresServer};
-
-fn key(text: &str) -> Key {
-    Key::new(text).expect("valid")
-}
+use test_support::PostgresServer;
 
 fn ttl(ms: u64) -> Ttl {
     Ttl::new(Duration::from_millis(ms)).expect("valid")
-}
-
-async fn raw(server: &PostgresServer) -> Client {
-    let (client, connection) =
-        tokio_postgres::connect(&server.url(), NoTls).await.expect("connects");
-    tokio::spawn(connection);
-    client
 }
 
 async fn connect(server: &PostgresServer) -> PostgresBackend {
@@ -39,10 +32,6 @@ async fn connect(server: &PostgresServer) -> PostgresBackend {
     let backend = PostgresBackend::connect(config).await.expect("connects");
     backend.setup_schema().await.expect("works");
     backend
-}
-
-fn start() -> Option<PostgresServer> {
-    PostgresServer::start(&PostgresOptions::default().with(["fsync = off"]))
 }
 
 fn vectors() -> Value {
@@ -64,8 +53,8 @@ impl TypeScript {
     /// Returns the fence, or `None` if the key is locked.
     async fn acquire(&mut self, key: &str, lock_id: &str, ttl_ms: i64) -> Option<i64> {
         let transaction = self.client.transaction().await.expect("works");
-        let turn = "SELECT pg_advisory_xact_lock(hashtext($1))";
-        transaction.execute(turn, &[&key]).await.expect("works");
+        let lock_key = "SELECT pg_advisory_xact_lock(hashtext($1))";
+        transaction.execute(lock_key, &[&key]).await.expect("works");
         let now = Self::now(&transaction).await;
         let read = "SELECT expires_at_ms FROM syncguard_locks WHERE key = $1";
         let held = transaction.query_opt(read, &[&key]).await.expect("works");

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::{AsyncCommands, Client};
-use servers::{a_dead_path_costs_no_renewed_lock, eventually, key, resets, woken};
+use servers::{a_dead_path_costs_no_renewed_lock, eventually, key, resets, shown, woken};
 use syncguard::backend::{AcquireOutcome, AcquireRequest, ReleaseRequest};
 use syncguard::redis::RedisConfig;
 use syncguard::{
@@ -245,12 +245,7 @@ async fn configuration_errors_have_a_code_and_contain_no_password() {
     for (url, expected) in cases {
         let error = refused(&url).await;
         assert_eq!(error.code(), expected, "{url}: {error:?}");
-        let mut shown = format!("{error} {error:?}");
-        let mut source = std::error::Error::source(&error);
-        while let Some(cause) = source {
-            write!(shown, " {cause} {cause:?}").expect("writing to a string");
-            source = cause.source();
-        }
+        let shown = shown(&error);
         assert!(!shown.contains("canary"), "{shown}");
     }
     for prefix in ["fence", "my-fence", "a:fence:b", &"p".repeat(952)] {

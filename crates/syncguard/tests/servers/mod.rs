@@ -3,6 +3,11 @@
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
+
+use std::error::Error as _;
+use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use syncguard::backend::{AcquireOutcome, AcquireRequest, Fenced, Lease, ReleaseRequest};
@@ -12,6 +17,17 @@ use tokio::task::JoinHandle;
 
 pub(crate) fn key(text: &str) -> Key {
     Key::new(text).expect("valid")
+}
+
+/// Returns everything that an error shows when it is printed, including its sources.
+pub(crate) fn shown(error: &syncguard::Error) -> String {
+    let mut text = format!("{error} {error:?} {error:#?}");
+    let mut source = error.source();
+    while let Some(cause) = source {
+        write!(text, " {cause} {cause:?}").expect("writing to a string");
+        source = cause.source();
+    }
+    text
 }
 
 pub(crate) fn request(text: &str) -> AcquireRequest {

@@ -347,7 +347,7 @@ pub(crate) struct Watch {
 pub(crate) struct Break {
     #[command(flatten)]
     pub(crate) key: KeyArgs,
-    /// Why the lock is broken; its holder is told
+    /// Why the lock is broken; shown to its holder
     #[arg(long, value_name = "TEXT", value_hint = ValueHint::Other)]
     pub(crate) reason: Option<String>,
     /// Do not ask for confirmation

@@ -97,24 +97,24 @@ impl Output {
     /// Prints a message, unless `--quiet` is set.
     pub(crate) fn note(self, text: &str) {
         if !self.is_quiet {
-            self.say(text);
+            self.print_note(text);
         }
     }
 
     /// Prints a message even with `--quiet`.
-    pub(crate) fn say(self, text: &str) {
+    pub(crate) fn print_note(self, text: &str) {
         self.print(&Event::Note { message: text }, Style::new());
     }
 
-    /// Prints an event, if [`Self::tells_events`].
+    /// Prints an event, if [`Self::shows_events`].
     pub(crate) fn event(self, event: &Event<'_>) {
-        if self.tells_events() {
+        if self.shows_events() {
             self.print(event, Style::new());
         }
     }
 
     /// Returns whether events are printed: as JSON always, as text with `-v`, never with `--quiet`.
-    pub(crate) fn tells_events(self) -> bool {
+    pub(crate) fn shows_events(self) -> bool {
         !self.is_quiet && (self.verbosity > 0 || self.format == Format::Json)
     }
 
@@ -154,7 +154,7 @@ impl Output {
     pub(crate) fn is_live(self) -> bool {
         let is_dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
         // Events and log messages would overwrite the line.
-        !self.is_quiet && !self.tells_events() && !is_dumb && std::io::stderr().is_terminal()
+        !self.is_quiet && !self.shows_events() && !is_dumb && std::io::stderr().is_terminal()
     }
 
     /// Prints log messages of the library, as many as the verbosity asks for.

@@ -69,7 +69,7 @@ async fn at_a_terminal(key: &Key, backend: &OnceLock<AnyBackend>) {
 async fn in_a_log(output: Output, key: &Key, backend: &OnceLock<AnyBackend>) {
     const AGAIN: Duration = Duration::from_secs(30);
     let started = Instant::now();
-    let mut pause = if output.tells_events() { FIRST } else { AGAIN };
+    let mut pause = if output.shows_events() { FIRST } else { AGAIN };
     loop {
         tokio::time::sleep(pause).await;
         let held = Held::ask(key, backend).await;

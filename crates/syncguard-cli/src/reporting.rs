@@ -22,7 +22,7 @@ pub(crate) struct Reporting {
 impl Reporting {
     /// Wraps a backend if events are printed, and returns it as it is otherwise.
     pub(crate) fn around(inner: AnyBackend, output: Output, key: &Key) -> AnyBackend {
-        if !output.tells_events() {
+        if !output.shows_events() {
             return inner;
         }
         AnyBackend::new(Self { inner, output, key: key.clone() })

@@ -260,7 +260,7 @@ impl Supervision<'_> {
         ];
         let started = spawn(&["sh", "-c", self.on_lost?].map(OsString::from), &variables, None);
         if let Err(cause) = &started {
-            self.context.output.say(&format!("cannot run the --on-lost command: {cause}"));
+            self.context.output.print_note(&format!("cannot run the --on-lost command: {cause}"));
         }
         started.ok()
     }
@@ -272,7 +272,7 @@ async fn end_hook(output: Output, hook: Pid, started: Instant) {
     // `CommandProcess::change` may have reaped it already.
     while signal::kill(hook, None).is_ok() && !has_ended(hook) {
         if started.elapsed() > LIMIT {
-            output.say("the --on-lost command took longer than 10s and was killed");
+            output.print_note("the --on-lost command took longer than 10s and was killed");
             signal::kill(hook, Signal::SIGKILL).unwrap_or_default();
             return;
         }

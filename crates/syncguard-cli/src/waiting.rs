@@ -92,14 +92,14 @@ pub(crate) async fn locker(
     let one_attempt = waiting.no_wait || waiting.wait == WaitLimit::For(Duration::ZERO);
     let deadline = deadline(waiting.wait);
     context.target.prepare()?;
-    let is_patient = !one_attempt && !waiting.conflict.fail_fast;
-    let backend = if is_patient {
+    let retries_errors = !one_attempt && !waiting.conflict.fail_fast;
+    let backend = if retries_errors {
         connect_until(context, deadline).await?
     } else {
         context.target.open().await?
     };
     let options = match (waiting.wait, deadline) {
-        (WaitLimit::For(wait), Some(deadline)) if is_patient => {
+        (WaitLimit::For(wait), Some(deadline)) if retries_errors => {
             let left = deadline.saturating_duration_since(Instant::now());
             // Even if connecting took all of the time, one attempt is made.
             options.timeout(left.max(wait.min(LAST_ATTEMPT)))

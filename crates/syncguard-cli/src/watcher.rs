@@ -248,10 +248,10 @@ pub(crate) fn watch(grace: Duration) -> u8 {
     });
     let mut orders = Orders::default();
     // A little later than the main process, which does the same if it can.
-    let patience = grace.mul_f32(0.9);
+    let margin = grace.mul_f32(0.9);
     let mut expires_at: Option<Instant> = None;
     loop {
-        let end_at = expires_at.map(|at| at.checked_sub(patience).unwrap_or(at));
+        let end_at = expires_at.map(|at| at.checked_sub(margin).unwrap_or(at));
         match orders.next(end_at).as_deref() {
             Ok(DISMISS) => return 0,
             Ok(PAUSE) => expires_at = None,

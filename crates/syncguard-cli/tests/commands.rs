@@ -294,9 +294,9 @@ fn missing_firestore_credentials_are_explained() {
         let output = command.env("HOME", broken.path()).env(variable, value).output();
         let output = output.expect("the binary runs");
         assert_eq!(output.status.code(), Some(125));
-        let said = stderr(&output);
-        assert!(said.contains("GOOGLE_APPLICATION_CREDENTIALS"), "{said}");
-        assert!(!said.contains("canary"), "{said}");
+        let printed = stderr(&output);
+        assert!(printed.contains("GOOGLE_APPLICATION_CREDENTIALS"), "{printed}");
+        assert!(!printed.contains("canary"), "{printed}");
     }
 }
 

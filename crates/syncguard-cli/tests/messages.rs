@@ -88,17 +88,17 @@ fn failures_are_json_with_format_json() {
 fn verbose_prints_events() {
     for store in Store::all() {
         let arguments = ["run", "-v", "-k", "job", "--ttl", "6s", "--", "sleep", "2.5"];
-        let said = stderr(&store.run(&arguments));
+        let printed = stderr(&store.run(&arguments));
         for (word, more) in [
             ("acquired", "'job'"),
             ("acquired", "fence 000000000000001"),
             ("renewed", "'job'"),
             ("released", "'job'"),
         ] {
-            let is_told = |line: &str| {
+            let is_reported = |line: &str| {
                 line.starts_with("syncguard: ") && line.contains(word) && line.contains(more)
             };
-            assert!(said.lines().any(is_told), "{word} {more}: {said}");
+            assert!(printed.lines().any(is_reported), "{word} {more}: {printed}");
         }
         assert_eq!(stderr(&store.run(&["run", "-k", "job", "--", "true"])), "");
     }
@@ -109,9 +109,9 @@ fn verbose_reports_waiting_without_a_terminal() {
     let store = Store::sqlite();
     assert_eq!(store.code(&["acquire", "-q", "-k", "k"]), 0);
     let output = store.run(&["run", "-v", "-k", "k", "--wait", "1s", "--", "true"]);
-    let said = stderr(&output);
-    let line = said.lines().find(|line| line.starts_with("syncguard: waiting for k: held by "));
-    let line = line.unwrap_or_else(|| panic!("{said}"));
+    let printed = stderr(&output);
+    let line = printed.lines().find(|line| line.starts_with("syncguard: waiting for k: held by "));
+    let line = line.unwrap_or_else(|| panic!("{printed}"));
     assert!(line.contains(", pid ") && line.contains(", syncguard, for "), "{line}");
     assert!(!stderr(&output).contains('\u{1b}'), "{}", stderr(&output));
 }
@@ -228,10 +228,10 @@ fn a_conflict_exits_with_the_chosen_code() {
 fn the_timeout_is_reported_exactly() {
     let store = Store::sqlite();
     assert_eq!(store.code(&["acquire", "-q", "-k", "k"]), 0);
-    let said = stderr(&store.run(&["run", "-k", "k", "--wait", "1500ms", "--", "true"]));
-    assert_eq!(said, "syncguard: the lock was not acquired within 1s 500ms\n");
-    let said = stderr(&store.run(&["wait", "k", "--wait", "1.2"]));
-    assert_eq!(said, "syncguard: the lock did not become free within 1s 200ms\n");
+    let printed = stderr(&store.run(&["run", "-k", "k", "--wait", "1500ms", "--", "true"]));
+    assert_eq!(printed, "syncguard: the lock was not acquired within 1s 500ms\n");
+    let printed = stderr(&store.run(&["wait", "k", "--wait", "1.2"]));
+    assert_eq!(printed, "syncguard: the lock did not become free within 1s 200ms\n");
 }
 
 #[test]

@@ -87,9 +87,9 @@ fn without_a_url_the_default_store_is_used_and_noted() {
     };
     let output = run("--verbose");
     assert!(output.status.success());
-    let told = "syncguard: no --url, --url-file or SYNCGUARD_URL: using the default store, which \
+    let notice = "syncguard: no --url, --url-file or SYNCGUARD_URL: using the default store, which \
                 only this user on this machine shares (";
-    assert!(stderr(&output).starts_with(told), "{}", stderr(&output));
+    assert!(stderr(&output).starts_with(notice), "{}", stderr(&output));
     assert_eq!(stderr(&run("--quiet")), "");
     assert!(store.path("syncguard/locks.db").exists());
     let folder = std::fs::metadata(store.path("syncguard")).expect("created");

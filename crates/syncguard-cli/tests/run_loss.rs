@@ -26,14 +26,14 @@ fn a_lost_lock_ends_the_command() {
             assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
             assert_eq!(end_of(&mut child).code(), Some(123));
             let output = child.wait_with_output().expect("it has ended");
-            let said = stderr(&output);
+            let printed = stderr(&output);
             // The shell may report that its own `sleep` was terminated.
-            let last = said.lines().last().unwrap_or_default();
-            assert!(last.ends_with("; the command was terminated"), "{said}");
+            let last = printed.lines().last().unwrap_or_default();
+            assert!(last.ends_with("; the command was terminated"), "{printed}");
             // Firestore has no place for a note of who broke it.
             let why = if store.emulator.is_some() { ", or no longer" } else { " by " };
             let why = format!("syncguard: lock lost: broken{why}");
-            assert!(last.starts_with(&why), "{said}");
+            assert!(last.starts_with(&why), "{printed}");
             assert!(!is_alive(&pid), "the command does not continue without the lock");
             assert_eq!(store.path("asked").exists(), grace == "1s");
             std::fs::remove_file(store.path("pid")).expect("written");

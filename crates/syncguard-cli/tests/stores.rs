@@ -110,8 +110,8 @@ fn errors_name_the_store_but_never_the_password() {
             let output =
                 syncguard(&[&arguments[..], &["--url", url]].concat()).output().expect("runs");
             assert_eq!(output.status.code(), Some(125), "{url}");
-            let said = stderr(&output);
-            assert!(said.contains(place) && !said.contains("canary"), "{said}");
+            let printed = stderr(&output);
+            assert!(printed.contains(place) && !printed.contains("canary"), "{printed}");
         }
     }
     let unknown = "redis://:canary@no-such-host.invalid:7/0";
@@ -133,7 +133,7 @@ fn a_readable_url_file_with_a_password_causes_a_warning() {
     let folder = TempDir::new();
     let file = folder.path().join("url");
     let path = file.display().to_string();
-    let said = |url: &str, mode: u32| {
+    let printed = |url: &str, mode: u32| {
         std::fs::write(&file, url).expect("writable");
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode))
             .expect("owned by this user");
@@ -142,10 +142,10 @@ fn a_readable_url_file_with_a_password_causes_a_warning() {
         stderr(&output)
     };
     let with_password = "redis://:canary@127.0.0.1:1/0";
-    let warning = said(with_password, 0o644);
+    let warning = printed(with_password, 0o644);
     assert!(warning.contains(&path) && warning.contains("chmod 600"), "{warning}");
-    assert_eq!(said(with_password, 0o600), "");
-    assert_eq!(said("redis://127.0.0.1:1/0", 0o644), "", "there is nothing to hide");
+    assert_eq!(printed(with_password, 0o600), "");
+    assert_eq!(printed("redis://127.0.0.1:1/0", 0o644), "", "there is nothing to hide");
 }
 
 #[test]

@@ -25,11 +25,11 @@ fn a_wait_continues_while_the_store_restarts() {
     let Some(mut store) = Store::redis() else { return };
     assert_eq!(store.code(&["acquire", "-q", "-k", "k", "--ttl", "1m"]), 0);
     let mut waiter = store.background(&["-k", "k", "--wait", "1m"], "echo x >$FOLDER/ran");
-    let mut impatient =
+    let mut fail_fast =
         store.background(&["-k", "k", "--wait", "1m", "--fail-fast"], "echo x >$FOLDER/ran");
     std::thread::sleep(Duration::from_millis(800));
     store.redis.as_mut().expect("it runs").crash();
-    assert_eq!(end_of(&mut impatient).code(), Some(125), "it fails on the first error");
+    assert_eq!(end_of(&mut fail_fast).code(), Some(125), "it fails on the first error");
     std::thread::sleep(Duration::from_secs(2));
     assert!(waiter.try_wait().expect("a child").is_none(), "it waits");
     store.redis.as_mut().expect("it was there").run();
@@ -179,14 +179,14 @@ fn a_closed_pipe_or_output_leaves_no_lock() {
     // The pipe is closed before `acquire` writes; `>&-` closes standard output itself.
     for output in ["| true", ">&-"] {
         let store = Store::sqlite();
-        let acquire = "$SYNCGUARD acquire -k k --ttl 1m 2>$FOLDER/said";
+        let acquire = "$SYNCGUARD acquire -k k --ttl 1m 2>$FOLDER/printed";
         let script = format!("({acquire}; echo \"code $?\" >$FOLDER/code) {output}; sleep 0.1");
         let mut shell = std::process::Command::new("sh");
         shell.args(["-c", &script]);
         shell.env("SYNCGUARD", env!("CARGO_BIN_EXE_syncguard")).env("SYNCGUARD_URL", &store.url);
         assert!(shell.env("FOLDER", store.folder.path()).status().expect("runs").success());
         assert_eq!(store.wait_for("code"), "code 125", "{output}");
-        assert!(store.wait_for("said").contains("standard output"), "{output}");
+        assert!(store.wait_for("printed").contains("standard output"), "{output}");
         assert_eq!(store.code(&["setup"]), 0, "the file may not exist yet");
         assert_eq!(store.code(&["status", "k"]), 1, "nothing is held");
     }

@@ -12,9 +12,9 @@ async fn main() -> syncguard::Result<()> {
     let guard = locker.lock("deploy").await?;
 
     let token = CancellationToken::new();
-    let patient =
+    let waiter =
         locker.with_options(LockOptions::default().wait_forever().cancel(token.clone()))?;
-    let waiting = tokio::spawn(async move { patient.lock("deploy").await.map(drop) });
+    let waiting = tokio::spawn(async move { waiter.lock("deploy").await.map(drop) });
     tokio::time::sleep(Duration::from_millis(50)).await;
     token.cancel();
     let error = waiting.await.expect("no panic").expect_err("canceled");

@@ -101,7 +101,7 @@ impl FaultLayer {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn strike(&self) -> Result<()> {
+    async fn inject(&self) -> Result<()> {
         let (delay, code) = {
             let mut faults = self.faults();
             let next = faults.next.pop_front();
@@ -141,32 +141,32 @@ impl<B: LockBackend> LockBackend for Faulty<B> {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome<B::Fencing>> {
-        self.faults.strike().await?;
+        self.faults.inject().await?;
         self.inner.acquire(request).await
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
-        self.faults.strike().await?;
+        self.faults.inject().await?;
         self.inner.release(request).await
     }
 
     async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
-        self.faults.strike().await?;
+        self.faults.inject().await?;
         self.inner.extend(request).await
     }
 
     async fn is_locked(&self, key: &Key) -> Result<bool> {
-        self.faults.strike().await?;
+        self.faults.inject().await?;
         self.inner.is_locked(key).await
     }
 
     async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock<B::Fencing>>> {
-        self.faults.strike().await?;
+        self.faults.inject().await?;
         self.inner.lookup_key(key).await
     }
 
     async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock<B::Fencing>>> {
-        self.faults.strike().await?;
+        self.faults.inject().await?;
         self.inner.lookup_id(lock_id).await
     }
 

@@ -56,19 +56,19 @@ async fn a_dead_lock_is_expired_and_a_missing_one_is_not_found() {
     let ((backend, _), raw) = (connect(&emulator).await, Raw::new(emulator.port()));
     let (dead, missing) = (request("dead").lock_id(), request("missing").lock_id());
     plant(&raw, "dead", dead, -1_001).await;
-    for (lock_id, name, absence) in
+    for (lock_id, name, reason) in
         [(dead, "dead", NotHeldReason::Expired), (missing, "missing", NotHeldReason::NotFound)]
     {
         for hint in [Hint::default(), Hint::key(key(name)), Hint::key(key("another"))] {
             let extend = ExtendRequest::new(lock_id, Ttl::DEFAULT).with_hint(hint.clone());
             let extended = backend.extend(&extend).await.expect("works");
             assert!(
-                matches!(extended, ExtendOutcome::NotHeld(why) if why == absence),
+                matches!(extended, ExtendOutcome::NotHeld(why) if why == reason),
                 "{extended:?}"
             );
             let release = ReleaseRequest::new(lock_id).with_hint(hint);
             let released = backend.release(&release).await.expect("works");
-            assert_eq!(released, ReleaseOutcome::NotHeld(absence), "{name}");
+            assert_eq!(released, ReleaseOutcome::NotHeld(reason), "{name}");
         }
     }
 }

@@ -168,8 +168,8 @@ async fn a_lost_response_is_recovered_by_a_read() {
         let release = ReleaseRequest::new(request.lock_id()).with_hint(hint);
         let released = backend.release(&release).await.expect("works");
         // After a conflict, it is unknown which client deleted the lock.
-        let is_told = code != Code::Aborted;
-        assert_eq!(released == ReleaseOutcome::Released, is_told, "{released:?}");
+        let is_reported = code != Code::Aborted;
+        assert_eq!(released == ReleaseOutcome::Released, is_reported, "{released:?}");
         assert!(raw.get("locks/k").await.is_none());
         let counter = raw.get("fence_counters/fence:k").await.expect("there");
         assert_eq!(text_of(&counter, "fence"), format!("{last:015}"));
@@ -387,14 +387,14 @@ async fn a_black_hole_is_a_timeout() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let proxy = Proxy::start(emulator.port()).await;
     let host = format!("127.0.0.1:{}", proxy.port());
-    let patience = Duration::from_secs(1);
-    let config = config(&emulator).emulator(host).response_timeout(patience);
+    let limit = Duration::from_secs(1);
+    let config = config(&emulator).emulator(host).response_timeout(limit);
     let backend = FirestoreBackend::connect(config).await.expect("connects");
     proxy.set(Fault::BlackHole);
     let started = Instant::now();
     let error = backend.acquire(&request("k")).await.expect_err("no answer");
     assert_eq!(error.code(), ErrorCode::NetworkTimeout, "{error:?}");
-    assert!(started.elapsed() >= patience);
+    assert!(started.elapsed() >= limit);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -427,8 +427,8 @@ async fn keys_that_cannot_be_document_ids_work_like_any_other() {
 async fn unavailable_credentials_are_an_auth_failure() {
     install_cryptography();
     // No token service listens there, and no credentials have worked before.
-    let nobody = mds::Builder::default().with_endpoint("http://127.0.0.1:9").build();
-    let config = FirestoreConfig::new("project").credentials(nobody.expect("not asked yet"));
+    let unreachable = mds::Builder::default().with_endpoint("http://127.0.0.1:9").build();
+    let config = FirestoreConfig::new("project").credentials(unreachable.expect("not asked yet"));
     let error = FirestoreBackend::connect(config).await.expect_err("no credentials");
     assert_eq!(error.code(), ErrorCode::AuthFailed, "{error:?}");
     assert!(error.to_string().contains("GOOGLE_APPLICATION_CREDENTIALS"), "{error}");

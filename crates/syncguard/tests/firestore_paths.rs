@@ -19,13 +19,13 @@ use syncguard::firestore::google_cloud_auth::credentials::mds;
 use syncguard::{Error, ErrorCode, ExtendOutcome, FirestoreBackend, LockBackend, Ttl};
 use test_support::{Fault, FirestoreEmulator, Proxy};
 
-const PATIENCE: Duration = Duration::from_secs(1);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Far longer than any call may take, but shorter than the keep-alive.
 const LONG: Duration = Duration::from_secs(20);
 
 fn config(host: String) -> FirestoreConfig {
-    FirestoreConfig::new("test").emulator(host).response_timeout(PATIENCE)
+    FirestoreConfig::new("test").emulator(host).response_timeout(RESPONSE_TIMEOUT)
 }
 
 async fn through(proxy: &Proxy) -> FirestoreBackend {
@@ -130,7 +130,7 @@ async fn every_call_has_a_deadline() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = silent.local_addr().expect("an address");
     let tokens = mds::Builder::default().with_endpoint(format!("http://{address}")).build();
-    let config = FirestoreConfig::new("project").response_timeout(PATIENCE);
+    let config = FirestoreConfig::new("project").response_timeout(RESPONSE_TIMEOUT);
     let config = config.credentials(tokens.expect("not asked yet"));
     assert_eq!(ends("a token", FirestoreBackend::connect(config)).await, timeout);
 }

@@ -106,7 +106,7 @@ async fn documents_match_the_vectors() {
             let key = key(call["key"].as_str().expect("text"));
             let is_granted = result["ok"] == true;
             let id = if is_granted { lock_id(&result["lockId"]) } else { random_id() };
-            let request = AcquireRequest::carried(key, id, ttl(length.expect("a number")));
+            let request = AcquireRequest::from_parts(key, id, ttl(length.expect("a number")));
             match backend.acquire(&request).await.expect("works") {
                 AcquireOutcome::Acquired(lease) if is_granted => {
                     assert_eq!(lease.fence().to_string(), result["fence"], "{step}");

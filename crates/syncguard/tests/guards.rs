@@ -283,7 +283,7 @@ async fn failure_and_timeout_are_reported_and_not_held_is_not() {
 #[tokio::test(start_paused = true)]
 async fn a_report_names_key_lock_id_and_source_and_may_panic() {
     let backend = Faulty::new();
-    let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut reported) = tokio::sync::mpsc::unbounded_channel();
     let options = LockOptions::default().on_release_error(move |error, context| {
         sender.send((error.code(), context.clone())).expect("the test listens");
         panic!("in the callback");
@@ -294,7 +294,7 @@ async fn a_report_names_key_lock_id_and_source_and_may_panic() {
     backend.fail_next(Call::Release, Fault::Fails(ErrorCode::Internal));
     drop(guard);
     shut_down(&locker).await;
-    let (code, context) = told.recv().await.expect("reported");
+    let (code, context) = reported.recv().await.expect("reported");
     assert_eq!(code, ErrorCode::Internal);
     assert_eq!(context.key, key("k"));
     assert_eq!(context.lock_id, lock_id);
@@ -304,7 +304,7 @@ async fn a_report_names_key_lock_id_and_source_and_may_panic() {
 #[tokio::test(start_paused = true)]
 async fn a_callback_that_hangs_delays_no_lock() {
     let backend = Faulty::new();
-    let (sender, told) = std::sync::mpsc::channel();
+    let (sender, reported) = std::sync::mpsc::channel();
     let (go_on, waits) = std::sync::mpsc::channel::<()>();
     let waits = std::sync::Mutex::new(waits);
     let options = LockOptions::default().on_release_error(move |error, _context| {
@@ -317,13 +317,13 @@ async fn a_callback_that_hangs_delays_no_lock() {
         drop(locker.lock("k").await.expect("free, or dead by now"));
         tokio::time::sleep(ms(60_000)).await;
     }
-    assert_eq!(told.recv().expect("reported"), ErrorCode::AuthFailed);
-    assert!(told.try_recv().is_err(), "the callback hangs");
+    assert_eq!(reported.recv().expect("reported"), ErrorCode::AuthFailed);
+    assert!(reported.try_recv().is_err(), "the callback hangs");
     let error = locker.shutdown_within(ms(100)).await.expect_err("reports are not delivered");
     assert_eq!(error.code(), ErrorCode::NetworkTimeout);
     drop(go_on);
     // Threads take real time, and this clock is virtual.
-    assert_eq!([told.recv(), told.recv()], [Ok(ErrorCode::AuthFailed); 2]);
+    assert_eq!([reported.recv(), reported.recv()], [Ok(ErrorCode::AuthFailed); 2]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -490,7 +490,7 @@ async fn no_loss_is_missed_by_a_token() {
         let stolen = ReleaseRequest::new(guard.lock_id());
         backend.release(&stolen).await.expect("works");
         drop(guard.extend(ttl_ms(1_000)).await.expect("works"));
-        let told = tokio::time::timeout(Duration::from_secs(10), token.cancelled()).await;
-        assert!(told.is_ok(), "missed in round {round}");
+        let reported = tokio::time::timeout(Duration::from_secs(10), token.cancelled()).await;
+        assert!(reported.is_ok(), "missed in round {round}");
     }
 }

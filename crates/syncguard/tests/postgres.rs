@@ -73,10 +73,10 @@ impl PostgresFixture {
         Self::new(&SERVER.as_ref().expect("checked by every test").url(), "_ts").await
     }
 
-    async fn through_pooler(is_told: bool) -> Self {
+    async fn through_pooler(is_configured: bool) -> Self {
         let pooler = POOLER.as_ref().expect("PgBouncer is installed");
         let fixture = Self::new(&pooler.url(), "").await;
-        Self { config: fixture.config.behind_pooler(is_told), ..fixture }
+        Self { config: fixture.config.behind_pooler(is_configured), ..fixture }
     }
 
     async fn from_callers_pool() -> Self {

@@ -118,7 +118,7 @@ async fn a_refusal_while_connecting_names_what_to_check() {
     let fake = FakeRedis::start().await;
     let backend = connect(&url(&fake)).await.expect("connects");
     fake.answer("EVALSHA", "-NOAUTH again\r\n");
-    fake.answer("HELLO", "-ERR not any more\r\n");
+    fake.answer("HELLO", "-ERR no longer\r\n");
     backend.acquire(&request("k")).await.expect_err("refused");
     let error = backend.acquire(&request("k")).await.expect_err("refused");
     assert_eq!(error.code(), ErrorCode::InvalidArgument, "{error:?}");
@@ -161,8 +161,8 @@ async fn errors_without_a_code_have_rows_too() {
 async fn probes_and_inspections_have_a_deadline() {
     let fake = FakeRedis::start().await;
     let client = redis::Client::open(url(&fake)).expect("a URL");
-    let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None);
-    let connection = client.get_multiplexed_async_connection_with_config(&patient).await;
+    let without_timeout = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    let connection = client.get_multiplexed_async_connection_with_config(&without_timeout).await;
     let config = RedisConfig::from_connection(connection.expect("connects"));
     let config = config.response_timeout(Duration::from_millis(200));
     let in_time = async |what: &str, work: &mut (dyn Future<Output = ()> + Unpin + Send)| {

@@ -249,8 +249,8 @@ impl<'a> Migration<'a> {
     }
 
     fn run(&self, node: usize, arguments: &[&str]) {
-        let said = self.cluster.nodes()[node].cli(arguments);
-        assert!(said.contains("OK") || said.contains("NOKEY"), "{arguments:?}: {said}");
+        let printed = self.cluster.nodes()[node].cli(arguments);
+        assert!(printed.contains("OK") || printed.contains("NOKEY"), "{arguments:?}: {printed}");
     }
 
     /// Moves these keys.

@@ -1,4 +1,4 @@
-//! How soon a holder on Redis learns that its lock is gone, whoever took it away and however.
+//! A holder on Redis learns at once that its lock is gone, for every way to remove the record.
 #![cfg(feature = "redis")]
 
 mod servers;

@@ -43,8 +43,8 @@ async fn no_extend_is_sent_after_a_release_or_a_drop() {
     tokio::time::sleep(ms(1_500)).await;
     drop(guard);
     tokio::time::sleep(ms(30_000)).await;
-    let turn = [Call::Acquire, Call::Extend, Call::Release];
-    assert_eq!(backend.calls(), [turn, turn].concat());
+    let cycle = [Call::Acquire, Call::Extend, Call::Release];
+    assert_eq!(backend.calls(), [cycle, cycle].concat());
 }
 
 #[tokio::test(start_paused = true)]

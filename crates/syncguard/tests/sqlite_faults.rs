@@ -309,19 +309,19 @@ async fn a_dead_lock_is_expired_and_a_missing_one_is_not_found() {
     let backend = open(&file(&folder)).await;
     let dead = plant(&file(&folder), "dead", 1_001);
     let missing = request("missing").lock_id();
-    for (lock_id, name, absence) in
+    for (lock_id, name, reason) in
         [(dead, "dead", NotHeldReason::Expired), (missing, "missing", NotHeldReason::NotFound)]
     {
         for hint in [Hint::default(), Hint::key(key(name))] {
             let extend = ExtendRequest::new(lock_id, Ttl::DEFAULT).with_hint(hint.clone());
             let extended = backend.extend(&extend).await.expect("works");
             assert!(
-                matches!(extended, ExtendOutcome::NotHeld(why) if why == absence),
+                matches!(extended, ExtendOutcome::NotHeld(why) if why == reason),
                 "{extended:?}"
             );
             let release = ReleaseRequest::new(lock_id).with_hint(hint);
             let released = backend.release(&release).await.expect("works");
-            assert_eq!(released, ReleaseOutcome::NotHeld(absence), "{name}");
+            assert_eq!(released, ReleaseOutcome::NotHeld(reason), "{name}");
         }
     }
 }

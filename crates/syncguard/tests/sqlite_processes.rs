@@ -70,13 +70,13 @@ fn another_process() {
 }
 
 async fn play(role: &str, path: &Path) {
-    let say = |text: &str| {
+    let print = |text: &str| {
         let mut stdout = std::io::stdout().lock();
         writeln!(stdout, "> {text}").expect("the parent listens");
         stdout.flush().expect("the parent listens");
     };
     match role {
-        "open" => say(&format!("{:?}", outcome(path).await)),
+        "open" => print(&format!("{:?}", outcome(path).await)),
         // Increments a number in a file, under the lock.
         "count" => {
             let (locker, number) = (locker(path).await, path.with_extension("number"));
@@ -99,7 +99,7 @@ async fn play(role: &str, path: &Path) {
                 let request = request("k");
                 match backend.acquire(&request).await.expect("works") {
                     AcquireOutcome::Acquired(lease) => {
-                        say(&lease.fence().get().to_string());
+                        print(&lease.fence().get().to_string());
                         let release = ReleaseRequest::new(request.lock_id());
                         backend.release(&release).await.expect("works");
                     }
@@ -115,9 +115,9 @@ async fn play(role: &str, path: &Path) {
         }
         "wait" => {
             let locker = locker(path).await;
-            say("waiting");
+            print("waiting");
             let guard = locker.lock("awaited").await.expect("woken");
-            say(&guard.fence().get().to_string());
+            print(&guard.fence().get().to_string());
         }
         other => panic!("unknown role: {other}"),
     }
@@ -156,9 +156,9 @@ fn many_processes_create_the_file_at_once() {
         let folder = TempDir::new();
         let children: Vec<_> = (0..12).map(|_| child("open", &file(&folder))).collect();
         for mut child in children {
-            let said: Vec<_> = lines(&mut child).collect();
+            let printed: Vec<_> = lines(&mut child).collect();
             let fine = ["Ok(Released)", "Ok(NotHeld(NotFound))"];
-            assert!(fine.contains(&said[0].as_str()), "{said:?}");
+            assert!(fine.contains(&printed[0].as_str()), "{printed:?}");
         }
     }
 }
@@ -169,15 +169,15 @@ fn no_fence_repeats_when_writers_are_killed() {
     let mut last = 0;
     for round in 0..10 {
         let mut killed = child("fences", &file(&folder));
-        let mut said = lines(&mut killed);
+        let mut printed = lines(&mut killed);
         for _ in 0..5 + 3 * round {
-            let fence: u64 = said.next().expect("it is alive").parse().expect("a fence");
+            let fence: u64 = printed.next().expect("it is alive").parse().expect("a fence");
             assert!(fence > last, "{fence} after {last}");
             last = fence;
         }
         killed.kill().expect("it is alive");
         // Lines that it printed before it was killed count too.
-        for fence in said {
+        for fence in printed {
             last = fence.parse().expect("a fence");
         }
         killed.wait().expect("ends");
@@ -191,11 +191,11 @@ async fn a_release_wakes_a_waiter_in_another_process() {
     for fence in ["2", "4"] {
         let guard = locker.lock("awaited").await.expect("free");
         let mut waiting = child("wait", &file(&folder));
-        let mut said = lines(&mut waiting);
-        assert_eq!(said.next().as_deref(), Some("waiting"));
+        let mut printed = lines(&mut waiting);
+        assert_eq!(printed.next().as_deref(), Some("waiting"));
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
-        let woken = tokio::task::spawn_blocking(move || said.next());
+        let woken = tokio::task::spawn_blocking(move || printed.next());
         let woken = tokio::time::timeout(Duration::from_secs(20), woken).await;
         assert_eq!(woken.expect("woken, not polled").expect("no panic").as_deref(), Some(fence));
         waiting.wait().expect("ends");
@@ -339,9 +339,9 @@ fn deprived(folder: &TempDir, how: &str, role: &str) -> String {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(format!("{how} \"$0\" \"$@\"")).arg(&program);
     let mut child = in_role(&mut shell, role, &file(folder)).spawn().expect("starts");
-    let said = lines(&mut child).last().unwrap_or_default();
+    let printed = lines(&mut child).last().unwrap_or_default();
     child.wait().expect("ends");
-    said
+    printed
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -371,8 +371,11 @@ async fn a_full_disk_is_an_error_and_loses_nothing() {
     assert!(matches!(backend.acquire(&held).await.expect("works"), AcquireOutcome::Acquired(_)));
     drop(backend);
     // The child's files cannot grow beyond the limit of `ulimit -f`.
-    let said = deprived(&folder, "trap '' XFSZ; ulimit -f 1; exec", "open");
-    assert!(["Err(ServiceUnavailable)", "Err(RateLimited)"].contains(&said.as_str()), "{said}");
+    let printed = deprived(&folder, "trap '' XFSZ; ulimit -f 1; exec", "open");
+    assert!(
+        ["Err(ServiceUnavailable)", "Err(RateLimited)"].contains(&printed.as_str()),
+        "{printed}"
+    );
     let backend = open(&file(&folder)).await;
     let released = backend.release(&ReleaseRequest::new(held.lock_id())).await.expect("works");
     assert_eq!(released, ReleaseOutcome::Released);

@@ -257,7 +257,7 @@ async fn calls_through_guards_and_engine_events_are_reported() {
     guard.release().await.expect("works");
     drop(locker.lock("k").await.expect("free"));
     locker.shutdown().await.expect("released");
-    let told: Vec<_> = sink
+    let reported: Vec<_> = sink
         .operations
         .lock()
         .expect("no panic")
@@ -272,7 +272,7 @@ async fn calls_through_guards_and_engine_events_are_reported() {
         ("acquire", true),
         ("release", true),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
     let hash = Key::new("k").expect("valid").hash_id();
     for event in sink.operations.lock().expect("no panic").iter() {
         assert_eq!(event.key_hash, Some(hash), "{event:?}");

@@ -97,7 +97,7 @@ const BY_CODE: &str = "the code decides, and a caller must know whether to retry
 const NO_WORDS: &str = "message text does not matter, and no server sends this code";
 
 /// Returns the same failure with our driver, and our code if it differs.
-fn redis_trouble(message: &str) -> (RedisError, Option<Departure>) {
+fn redis_error(message: &str) -> (RedisError, Option<Departure>) {
     let io = |kind: io::ErrorKind| RedisError::from(io::Error::from(kind));
     let lost = Some(("ServiceUnavailable", BY_CODE));
     let word = message.split(' ').next().unwrap_or_default();
@@ -143,8 +143,8 @@ async fn redis() {
             compare(&case, Some(("RateLimited", BY_CODE)), &error);
             continue;
         }
-        let (trouble, departure) = redis_trouble(message);
-        let config = RedisConfig::from_connection(Refusing(trouble));
+        let (failure, departure) = redis_error(message);
+        let config = RedisConfig::from_connection(Refusing(failure));
         let error = match RedisBackend::connect(config).await {
             Ok(backend) => backend.acquire(&request()).await.expect_err("it fails"),
             Err(error) => error,
@@ -223,13 +223,13 @@ fn read_message(client: &mut TcpStream, has_type: bool) -> io::Result<u8> {
 }
 
 /// Returns the same failure with our driver (a server or an address), and our code if it differs.
-fn postgres_trouble(
+fn postgres_error(
     code: &str,
     message: &str,
 ) -> (Result<Postgres, &'static str>, Option<Departure>) {
     let lost = Some(("ServiceUnavailable", BY_CODE));
     // TypeScript recognizes these only by words in the message.
-    let is_told = !message.is_empty() && message != "msg";
+    let has_message = !message.is_empty() && message != "msg";
     match code {
         "CONNECT_TIMEOUT" | "ETIMEDOUT" => {
             (Ok(Postgres::IsSilent), Some(("NetworkTimeout", BY_CODE)))
@@ -237,9 +237,9 @@ fn postgres_trouble(
         "CONNECTION_CLOSED" | "CONNECTION_ENDED" | "CONNECTION_DESTROYED" | "EPIPE" => {
             (Ok(Postgres::Closes), lost)
         }
-        "ECONNRESET" => (Ok(Postgres::Closes), lost.filter(|_| !is_told)),
-        "ECONNREFUSED" => (Err("127.0.0.1:1"), lost.filter(|_| !is_told)),
-        "ENOTFOUND" => (Err("syncguard.invalid:5432"), lost.filter(|_| !is_told)),
+        "ECONNRESET" => (Ok(Postgres::Closes), lost.filter(|_| !has_message)),
+        "ECONNREFUSED" => (Err("127.0.0.1:1"), lost.filter(|_| !has_message)),
+        "ENOTFOUND" => (Err("syncguard.invalid:5432"), lost.filter(|_| !has_message)),
         // Not an error of the server: use an unknown SQLSTATE.
         "" => (Ok(Postgres::Answers("ZZ999".to_owned())), None),
         state => {
@@ -262,8 +262,8 @@ fn postgres_trouble(
 async fn postgres() {
     for case in vectors("postgres") {
         let (code, message) = input(&case);
-        let (trouble, departure) = postgres_trouble(code, message);
-        let address = match trouble {
+        let (failure, departure) = postgres_error(code, message);
+        let address = match failure {
             Ok(server) => {
                 // A client may disconnect at any time.
                 format!("127.0.0.1:{}", serve(move |client| drop(server.serve(client))))
@@ -300,7 +300,7 @@ impl Service<http::Request<Body>> for Failing {
 }
 
 /// Returns the same gRPC code, and our code if it differs.
-fn firestore_trouble(message: &str) -> (Code, Option<Departure>) {
+fn firestore_error(message: &str) -> (Code, Option<Departure>) {
     let input = Some(("InvalidArgument", BY_CODE));
     let number = message.split(' ').next().and_then(|number| number.parse().ok());
     match (number.map(Code::from_i32), message) {
@@ -334,7 +334,7 @@ async fn firestore() {
             compare(&case, None, &error);
             continue;
         }
-        let (code, departure) = firestore_trouble(message);
+        let (code, departure) = firestore_error(message);
         let config = FirestoreConfig::new("project").emulator("127.0.0.1:1").without_clock_check();
         let config = config.channel(Failing(code, "canary"));
         let backend = FirestoreBackend::connect(config).await;

@@ -300,7 +300,7 @@ async fn the_undo_of_a_replay_continues_while_another_copy_may_arrive() {
     drop(locker.lock("k").await.expect_err("no time left"));
     tokio::time::sleep(ms(2_000)).await;
     assert!(backend.count(Call::Release) >= 1, "the second copy was undone");
-    let late = AcquireRequest::carried(key("k"), backend.acquire_ids()[0], ttl_ms(10_000));
+    let late = AcquireRequest::from_parts(key("k"), backend.acquire_ids()[0], ttl_ms(10_000));
     assert!(matches!(
         backend.inner.acquire(&late).await.expect("works"),
         AcquireOutcome::Acquired(_)
@@ -583,8 +583,8 @@ async fn a_waiter_in_the_queue_times_out_without_io() {
     let first = tokio::spawn({
         let retry = plain_retry().delay(ms(10_000));
         let options = LockOptions::default().timeout(ms(5000)).retry(retry);
-        let patient = locker.with_options(options).expect("valid");
-        async move { patient.lock("k").await.map(drop) }
+        let locker = locker.with_options(options).expect("valid");
+        async move { locker.lock("k").await.map(drop) }
     });
     tokio::task::yield_now().await;
     let before = backend.count(Call::Acquire);

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::process::{Server, TempDir, find_program};
 
 /// How long the browser may take to answer.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A running browser with one page.
 #[derive(Debug)]
@@ -132,7 +132,7 @@ impl Browser {
         // A page that is not loaded yet lacks elements.
         let check = format!("(() => {{ try {{ return Boolean({condition}) }} catch {{ }} }})()");
         while self.evaluate(&check) != Value::Bool(true) {
-            assert!(started.elapsed() < PATIENCE, "{condition}: {}", self.text());
+            assert!(started.elapsed() < TIMEOUT, "{condition}: {}", self.text());
             std::thread::sleep(Duration::from_millis(20));
         }
         started.elapsed()
@@ -164,7 +164,7 @@ impl Browser {
         bytes.push(0);
         self.requests.write_all(&bytes).expect("the browser runs");
         loop {
-            let message = self.messages.recv_timeout(PATIENCE).expect("the browser answers");
+            let message = self.messages.recv_timeout(TIMEOUT).expect("the browser answers");
             if message["id"] == self.last_id {
                 assert!(message.get("error").is_none(), "{method}: {message}");
                 return message["result"].clone();

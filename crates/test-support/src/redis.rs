@@ -250,8 +250,8 @@ impl RedisCluster {
         create.extend(addresses.iter().map(String::as_str));
         let replicas = replicas.to_string();
         create.extend(["--cluster-replicas", &replicas, "--cluster-yes"]);
-        let said = cli(&create);
-        wait_until(&format!("the cluster does not start:\n{said}"), || {
+        let printed = cli(&create);
+        wait_until(&format!("the cluster does not start:\n{printed}"), || {
             nodes.iter().all(|node| node.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok"))
         });
         Some(Self { nodes })

@@ -36,7 +36,7 @@ pub(crate) async fn run(context: &Context, args: Break) -> Result<u8, Failure> {
         context.output.note(&consequences);
     } else {
         // The question below needs this context, even with --quiet.
-        context.output.say(&consequences);
+        context.output.print_note(&consequences);
     }
     if !args.yes && !confirmed()? {
         context.output.note("nothing was broken");

@@ -86,7 +86,7 @@ async fn hand_out(context: &Context, guard: LockGuard<AnyBackend>) -> Result<u8,
         });
     }
     let _lock_id = guard.detach();
-    if !context.output.tells_events() {
+    if !context.output.shows_events() {
         let until = output::time(expires_at);
         context.output.note(&format!("acquired with fence {fence}, until {until}"));
     }

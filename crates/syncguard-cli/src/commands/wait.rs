@@ -43,7 +43,7 @@ async fn until_free(
     };
     connected.set(backend.clone()).unwrap_or_default();
     loop {
-        let trouble = match diagnostics::get_by_key(&backend, key).await {
+        let last_error = match diagnostics::get_by_key(&backend, key).await {
             Ok(None) => return Ok(()),
             Ok(Some(_)) => None,
             Err(error) if fail_fast || !error.is_retryable() => return Err(error.into()),
@@ -51,7 +51,7 @@ async fn until_free(
         };
         let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
         if is_over {
-            return Err(match (trouble, args.limit) {
+            return Err(match (last_error, args.limit) {
                 (Some(error), _) => error.into(),
                 (None, WaitLimit::For(time)) if !time.is_zero() => {
                     let time = humantime::format_duration(time);

@@ -1,4 +1,4 @@
-//! Who may use the page: whoever has the token, from this page's own origin.
+//! Access to the page: requests need the token, and must come from the page's own origin.
 
 use std::fmt::Write;
 use std::fs;

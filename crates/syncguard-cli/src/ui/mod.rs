@@ -30,7 +30,7 @@ pub(crate) async fn ui(context: &Context, args: Ui) -> Result<u8, Failure> {
         |cause| Failure::new(FAILED, format!("cannot listen on {address}: {cause}"));
     let listener = TcpListener::bind(address).await.map_err(cannot_listen)?;
     let access = Access::new(token, listener.local_addr().map_err(cannot_listen)?);
-    // Whoever has the file has the token; it need not be in a log too.
+    // The token is in the file already and need not be in a log too.
     let url = if args.token_file.is_some() { access.origin() } else { access.url() };
     context.output.receipt(&Started { url: &url }, || format!("{url}\n"))?;
     if args.token_file.is_some() {

@@ -27,7 +27,7 @@ const INTERVAL: Duration = Duration::from_millis(400);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// How long one list may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often the store's settings are checked.
 const CHECK_INTERVAL: Duration = Duration::from_mins(5);
@@ -129,16 +129,16 @@ impl Observer {
 
     /// Watches the store until the process ends. A store that fails is asked again.
     pub(super) async fn watch(self: Arc<Self>) {
-        let (sender, mut notices) = mpsc::unbounded_channel();
+        let (sender, mut changes) = mpsc::unbounded_channel();
         let mut listeners = Listeners { sender, tasks: HashMap::new() };
         let mut checks = Vec::new();
         let mut check_at = Instant::now();
         let mut before = Vec::new();
         loop {
-            match timeout(PATIENCE, self.look()).await {
+            match timeout(STORE_TIMEOUT, self.look()).await {
                 Ok(Ok((mut locks, is_complete))) => {
                     let now_ms = SystemClock.now().as_millis();
-                    drop(timeout(PATIENCE, self.note_breaks(&before, &locks)).await);
+                    drop(timeout(STORE_TIMEOUT, self.note_breaks(&before, &locks)).await);
                     lock(&self.history).observe(now_ms, &locks, is_complete);
                     for found in &mut locks {
                         found.waiters = lock(&self.history).waiters(&found.key);
@@ -151,7 +151,7 @@ impl Observer {
                         && let Some(backend) = self.backend()
                     {
                         check_at = Instant::now() + CHECK_INTERVAL;
-                        checks = timeout(PATIENCE, safety(&backend)).await.unwrap_or_default();
+                        checks = timeout(STORE_TIMEOUT, safety(&backend)).await.unwrap_or_default();
                         self.publish(&locks, is_complete, &checks, None);
                     }
                     before = locks;
@@ -169,24 +169,24 @@ impl Observer {
             }
             tokio::time::sleep(PAUSE).await;
             let next = Instant::now() + INTERVAL;
-            if let Ok(Some(first)) = tokio::time::timeout_at(next, notices.recv()).await {
+            if let Ok(Some(first)) = tokio::time::timeout_at(next, changes.recv()).await {
                 self.note(&first);
-                while let Ok(notice) = notices.try_recv() {
-                    self.note(&notice);
+                while let Ok(change) = changes.try_recv() {
+                    self.note(&change);
                 }
             }
         }
     }
 
-    fn note(&self, notice: &Notice) {
+    fn note(&self, change: &KeyChange) {
         let mut history = lock(&self.history);
-        match notice.what {
+        match change.kind {
             // Listing the locks shows what it was.
-            What::Changed => {}
-            What::Released { holder_age_ms } => {
-                history.released(&notice.key, notice.at_ms, holder_age_ms);
+            ChangeKind::Changed => {}
+            ChangeKind::Released { holder_age_ms } => {
+                history.released(&change.key, change.at_ms, holder_age_ms);
             }
-            What::Waiters(waiters) => history.waiting(&notice.key, notice.at_ms, waiters),
+            ChangeKind::Waiters(waiters) => history.waiting(&change.key, change.at_ms, waiters),
         }
     }
 
@@ -333,14 +333,14 @@ fn shown(lock: &LockInfoRaw) -> Lock {
     }
 }
 
-/// What a task has heard of a key.
-struct Notice {
+/// A change of a key that its task has noticed.
+struct KeyChange {
     key: String,
     at_ms: u64,
-    what: What,
+    kind: ChangeKind,
 }
 
-enum What {
+enum ChangeKind {
     /// The lock may have changed.
     Changed,
     Released {
@@ -351,7 +351,7 @@ enum What {
 
 /// The tasks that listen to keys.
 struct Listeners {
-    sender: mpsc::UnboundedSender<Notice>,
+    sender: mpsc::UnboundedSender<KeyChange>,
     tasks: HashMap<String, ListenerTask>,
 }
 
@@ -384,7 +384,7 @@ impl Listeners {
 
 /// Reports changes and releases of a lock, and how many processes wait for it. A store without
 /// notifications reports nothing here; listing has to be enough.
-async fn listen(backend: AnyBackend, key: String, sender: mpsc::UnboundedSender<Notice>) {
+async fn listen(backend: AnyBackend, key: String, sender: mpsc::UnboundedSender<KeyChange>) {
     let Ok(parsed) = Key::new(key.as_str()) else { return };
     let mut changes = backend.watch(&parsed).await;
     // Listening for releases counts as waiting, and makes releases notify. So it is done only while
@@ -392,9 +392,9 @@ async fn listen(backend: AnyBackend, key: String, sender: mpsc::UnboundedSender<
     let mut releases = None;
     let mut count_at = Instant::now();
     loop {
-        let what = tokio::select! {
-            _age = notified(&mut changes) => What::Changed,
-            age = notified(&mut releases) => What::Released {
+        let kind = tokio::select! {
+            _age = notified(&mut changes) => ChangeKind::Changed,
+            age = notified(&mut releases) => ChangeKind::Released {
                 holder_age_ms: age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
             },
             () = tokio::time::sleep_until(count_at) => {
@@ -406,11 +406,11 @@ async fn listen(backend: AnyBackend, key: String, sender: mpsc::UnboundedSender<
                 } else if releases.is_none() {
                     releases = backend.subscribe(&parsed).await;
                 }
-                What::Waiters(waiters)
+                ChangeKind::Waiters(waiters)
             }
         };
-        let notice = Notice { key: key.clone(), at_ms: SystemClock.now().as_millis(), what };
-        if sender.send(notice).is_err() {
+        let change = KeyChange { key: key.clone(), at_ms: SystemClock.now().as_millis(), kind };
+        if sender.send(change).is_err() {
             return;
         }
     }

@@ -104,7 +104,7 @@ async fn events(State(server): State<Arc<Server>>) -> Response {
 }
 
 #[derive(Deserialize)]
-struct Wanted {
+struct PageQuery {
     after: Option<String>,
     #[serde(default)]
     filter: String,
@@ -112,9 +112,9 @@ struct Wanted {
 
 async fn locks(
     State(server): State<Arc<Server>>,
-    Query(wanted): Query<Wanted>,
+    Query(query): Query<PageQuery>,
 ) -> Result<Response, Failure> {
-    Ok(Json(server.observer.page(wanted.after, &wanted.filter).await?).into_response())
+    Ok(Json(server.observer.page(query.after, &query.filter).await?).into_response())
 }
 
 #[derive(Deserialize)]

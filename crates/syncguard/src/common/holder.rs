@@ -169,7 +169,7 @@ impl serde::Serialize for HolderInfo {
 pub struct BreakNote {
     /// Who broke it.
     pub by: Option<HolderInfo>,
-    /// Why, in the words of whoever broke it.
+    /// The reason that was given.
     pub reason: Option<Arc<str>>,
 }
 

@@ -22,7 +22,7 @@ pub enum LostReason {
     Broken {
         /// Who broke it.
         by: Option<HolderInfo>,
-        /// Why, in the words of whoever broke it.
+        /// The reason that was given.
         reason: Option<Arc<str>>,
     },
     /// The store could not be reached to extend the lock before it expired.

@@ -72,7 +72,7 @@ macro_rules! conformance_tests {
             expiry::an_extend_keeps_fence_and_acquisition_time
             expiry::a_dead_lock_is_never_revived
             expiry::a_released_lock_is_never_revived
-            expiry::expired_and_not_found_are_told_apart
+            expiry::expired_and_not_found_are_distinguished
             fencing::the_first_fence_is_one_and_fences_grow
             fencing::fences_grow_across_expiry
             fencing::fences_survive_a_restart
@@ -83,9 +83,9 @@ macro_rules! conformance_tests {
             lookup::lookup_results_are_sanitized
             lookup::a_lock_names_its_holder_until_the_next_one
             lookup::reads_change_nothing
-            inspection::live_locks_are_listed_and_nothing_else
-            inspection::a_break_deletes_only_the_lock_that_was_shown
-            inspection::a_broken_lock_is_lost_at_once_with_who_and_why
+            admin::live_locks_are_listed_and_nothing_else
+            admin::a_break_deletes_only_the_lock_that_was_shown
+            admin::a_broken_lock_is_lost_at_once_with_who_and_why
             keys::odd_keys_are_locks_like_any_other
             keys::long_keys_are_locks_like_any_other
             keys::both_unicode_forms_are_one_lock
@@ -106,13 +106,13 @@ macro_rules! conformance_tests {
             cancellation::a_read_dropped_anywhere_does_no_harm
             cancellation::a_token_ends_every_operation_before_it_begins
             cancellation::a_token_ends_every_operation_in_progress
-            wake::a_release_notifies_subscribers
-            wake::a_notification_carries_the_age_of_the_holder
-            wake::a_waiter_gets_the_lock_without_polling
-            wake::a_crashed_holder_is_taken_over_when_its_lock_is_dead
-            wake::waiters_are_counted_and_watchers_are_not
-            trouble::a_corrupt_record_is_an_internal_error_and_stays
-            trouble::an_error_names_backend_operation_and_key
+            notifications::a_release_notifies_subscribers
+            notifications::a_notification_carries_the_age_of_the_holder
+            notifications::a_waiter_gets_the_lock_without_polling
+            notifications::a_crashed_holder_is_taken_over_when_its_lock_is_dead
+            notifications::waiters_are_counted_and_watchers_are_not
+            errors::a_corrupt_record_is_an_internal_error_and_stays
+            errors::an_error_names_backend_operation_and_key
             history::random_histories_match_the_model
         );
     };

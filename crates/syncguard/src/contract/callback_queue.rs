@@ -71,7 +71,7 @@ pub(crate) enum SinkHandle {
     Inline(Arc<dyn EventSink>),
     Queued(CallbackQueue<Event>),
     /// The thread could not be started; every event is dropped and counted.
-    Unheard(Arc<AtomicU64>),
+    Disabled(Arc<AtomicU64>),
 }
 
 impl SinkHandle {
@@ -79,15 +79,15 @@ impl SinkHandle {
         if sink.is_inline() {
             return Self::Inline(sink);
         }
-        let tell = move |event: &Event| match event {
+        let forward = move |event: &Event| match event {
             Event::Operation(event) => sink.operation(event),
             Event::Engine(event) => sink.engine(event),
         };
-        match CallbackQueue::start("syncguard-events", tell) {
+        match CallbackQueue::start("syncguard-events", forward) {
             Ok(queue) => Self::Queued(queue),
             Err(error) => {
                 tracing::warn!("{error}; telemetry events are dropped");
-                Self::Unheard(Arc::default())
+                Self::Disabled(Arc::default())
             }
         }
     }
@@ -97,7 +97,7 @@ impl SinkHandle {
             // A panic in a sink must never break a lock.
             Self::Inline(sink) => no_panic(|| sink.operation(&event)),
             Self::Queued(queue) => queue.put(Event::Operation(event)),
-            Self::Unheard(dropped) => drop(dropped.fetch_add(1, Ordering::Relaxed)),
+            Self::Disabled(dropped) => drop(dropped.fetch_add(1, Ordering::Relaxed)),
         }
     }
 
@@ -105,7 +105,7 @@ impl SinkHandle {
         match self {
             Self::Inline(sink) => no_panic(|| sink.engine(&event)),
             Self::Queued(queue) => queue.put(Event::Engine(event)),
-            Self::Unheard(dropped) => drop(dropped.fetch_add(1, Ordering::Relaxed)),
+            Self::Disabled(dropped) => drop(dropped.fetch_add(1, Ordering::Relaxed)),
         }
     }
 
@@ -113,13 +113,13 @@ impl SinkHandle {
         match self {
             Self::Inline(_) => 0,
             Self::Queued(queue) => queue.dropped(),
-            Self::Unheard(dropped) => dropped.load(Ordering::Relaxed),
+            Self::Disabled(dropped) => dropped.load(Ordering::Relaxed),
         }
     }
 }
 
-fn no_panic(tell: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(tell)).is_err() {
+fn no_panic(call: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(call)).is_err() {
         tracing::debug!("a telemetry sink panicked");
     }
 }

@@ -187,9 +187,9 @@ impl Notifier {
     /// Wakes every waiter of each key for which the closure returns `Some` with the holder's age,
     /// if that is known.
     #[cfg(feature = "sqlite")]
-    pub(crate) fn notify_matching(&self, news: impl Fn(&Key) -> Option<Option<Duration>>) {
+    pub(crate) fn notify_matching(&self, holder_age_of: impl Fn(&Key) -> Option<Option<Duration>>) {
         for (key, sender) in self.topics.lock().iter() {
-            if let Some(holder_age) = news(key) {
+            if let Some(holder_age) = holder_age_of(key) {
                 sender.send_modify(|latest| latest.holder_age = holder_age);
             }
         }

@@ -185,11 +185,11 @@ impl Recorder {
             LockEvent::new(backend.capabilities().backend, operation, ok, started.elapsed());
         event.reason = reason;
         subject.lock_id = subject.lock_id.or(granted.filter(|_| ok));
-        self.tell(event, subject);
+        self.send(event, subject);
         result
     }
 
-    fn tell(&self, mut event: LockEvent, subject: Subject<'_>) {
+    fn send(&self, mut event: LockEvent, subject: Subject<'_>) {
         event.key_hash = subject.key.map(Key::hash_id);
         event.lock_id_hash = subject.lock_id.map(|id| id.hash_id());
         let include = match &self.include_raw {

@@ -55,7 +55,7 @@ impl AcquireRequest {
     #[cfg(feature = "conformance")]
     #[doc(hidden)]
     #[must_use]
-    pub fn carried(key: Key, lock_id: LockId, ttl: Ttl) -> Self {
+    pub fn from_parts(key: Key, lock_id: LockId, ttl: Ttl) -> Self {
         Self { key, lock_id, ttl, holder: None }
     }
 

@@ -156,21 +156,21 @@ impl<B: LockBackend> ReleaseReport<B> {
     pub(super) fn settle(mut self, outcome: Result<()>) {
         self.is_settled = true;
         if let Err(error) = outcome {
-            self.tell(error);
+            self.report(error);
         }
     }
 
-    fn tell(&self, error: Error) {
+    fn report(&self, error: Error) {
         let ReleaseContext { key, lock_id, source } = &self.which;
         let error = error.with_key(key).with_lock_id(*lock_id);
-        let is_told = match &self.context.options.on_release_error {
+        let is_reported = match &self.context.options.on_release_error {
             Some(errors) => {
                 let token = self.context.engine.background.token();
                 errors.report(error.clone(), self.which.clone(), token)
             }
             None => false,
         };
-        if !is_told {
+        if !is_reported {
             tracing::error!(
                 key_hash = %key.hash_id(),
                 ?source,
@@ -185,7 +185,7 @@ impl<B: LockBackend> ReleaseReport<B> {
 impl<B: LockBackend> Drop for ReleaseReport<B> {
     fn drop(&mut self) {
         if !self.is_settled {
-            self.tell(Error::aborted("the runtime ended before the lock was released"));
+            self.report(Error::aborted("the runtime ended before the lock was released"));
         }
     }
 }

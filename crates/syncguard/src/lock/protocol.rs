@@ -300,7 +300,7 @@ impl Model {
         let is_dead = sent.is_none_or(|(_, sent)| world.now >= sent + self.bounds.ttl + TOLERANCE);
         let is_orphan =
             world.is_live(Bug::None) && !is_dead && !world.clients.iter().any(is_answerable);
-        if is_orphan { Err(format!("nobody will release the lock: {world:#?}")) } else { Ok(()) }
+        if is_orphan { Err(format!("no client will release the lock: {world:#?}")) } else { Ok(()) }
     }
 
     fn successors(&self, world: &World) -> Vec<World> {
@@ -647,7 +647,7 @@ fn walk(bounds: Bounds) -> (usize, usize) {
 }
 
 #[test]
-fn no_state_has_two_holders_or_a_lock_that_nobody_releases() {
+fn no_state_has_two_holders_or_a_lock_that_is_never_released() {
     let (mut states, mut steps) = (0, 0);
     for bounds in [
         BOUNDS,
@@ -683,7 +683,7 @@ fn no_state_within_wider_bounds_breaks_a_rule() {
 #[test]
 fn every_planted_bug_is_found() {
     let (two, wrong) = ("two valid holders", "a guard is valid and the store disagrees");
-    let orphan = "nobody will release the lock";
+    let orphan = "no client will release the lock";
     let bugs = [
         (Bug::GrantsHeldLock, [two, wrong]),
         (Bug::ToleranceHasWrongSign, [orphan, wrong]),

@@ -173,7 +173,7 @@ impl<B: LockBackend> SharedLease<B> {
     pub(super) fn next(&self) -> Step {
         let step = self.inner().state.next(self.now());
         if let Step::Lost(reason) = &step {
-            self.tell_loss(reason.clone());
+            self.report_loss(reason.clone());
         }
         step
     }
@@ -219,7 +219,7 @@ impl<B: LockBackend> SharedLease<B> {
             (let_go, inner.state.since(), and_then(&mut inner))
         };
         if let Some(reason) = let_go.lost {
-            self.tell_loss(reason);
+            self.report_loss(reason);
         }
         if let_go.is_first {
             self.changed.notify_waiters();
@@ -232,12 +232,12 @@ impl<B: LockBackend> SharedLease<B> {
     pub(super) fn lose(&self, reason: LostReason) {
         let lost = self.inner().state.lose(reason);
         if let Some(reason) = lost {
-            self.tell_loss(reason);
+            self.report_loss(reason);
         }
     }
 
     /// Reports a loss to waiting tasks, the wait queue and telemetry.
-    fn tell_loss(&self, reason: LostReason) {
+    fn report_loss(&self, reason: LostReason) {
         self.changed.notify_waiters();
         // A lock that is about to expire is still held; its guard releases it.
         if reason != LostReason::Expiring {
@@ -300,7 +300,7 @@ impl<B: LockBackend> SharedLease<B> {
             BeginExtend::Send(sent) => self.send_extend(sent).await,
             BeginExtend::Over(lost) => {
                 if let Some(reason) = lost {
-                    self.tell_loss(reason);
+                    self.report_loss(reason);
                 }
                 Ok(GONE)
             }
@@ -427,7 +427,7 @@ impl<B: LockBackend> SharedLease<B> {
             AfterExtend::ReleaseIt(lost) => (lost, true),
         };
         if let Some(reason) = lost {
-            self.tell_loss(reason);
+            self.report_loss(reason);
         }
         if must_release {
             self.spawn_release(ReleaseSource::LateExtend, None);
@@ -477,7 +477,7 @@ impl<B: LockBackend> SharedLease<B> {
                     if was_lost { inner.state.mark_not_held() } else { None }
                 });
                 if let Some(reason) = lost {
-                    self.tell_loss(reason);
+                    self.report_loss(reason);
                 }
                 // The release before this one may have taken effect although its answer was lost.
                 Ok(if may_have_worked { ReleaseOutcome::Released } else { answer })

@@ -499,9 +499,9 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         };
         let error = Error::new(ErrorCode::AcquisitionTimeout, message).with_key(self.call.key);
         match self.last_error.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(trouble) => {
+            Some(last_error) => {
                 self.has_failed.store(true, Ordering::Relaxed);
-                error.with_source(trouble)
+                error.with_source(last_error)
             }
             None => error,
         }

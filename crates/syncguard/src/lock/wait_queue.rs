@@ -139,7 +139,7 @@ pub(super) fn is_worth_order(holder_age: Duration) -> bool {
 /// `waited` is the waiter's age, `holder_age` that of the holder that has just released the lock.
 /// The pause depends on how much later than that holder the waiter came, on a logarithmic scale: a
 /// waiter that came twice as late pauses one step longer, however long both have waited. Waiters
-/// that came at about the same time are told apart when they are next. A waiter that came before
+/// that came at about the same time are distinguished when they are next. A waiter that came before
 /// the holder was overtaken, and goes before all others.
 pub(super) fn pause_in_order(waited: Duration, holder_age: Duration) -> Duration {
     /// The difference between one waiter and another that came twice as late.
@@ -272,9 +272,9 @@ mod tests {
     use super::*;
     use crate::lock::clock::{LocalClock, Ticker};
 
-    struct Nobody;
+    struct NoHolder;
 
-    impl LocalHolder for Nobody {
+    impl LocalHolder for NoHolder {
         fn release_now(self: Arc<Self>) {}
     }
 
@@ -295,7 +295,7 @@ mod tests {
         let wait_queues = WaitQueues::new();
         let key = Key::new("k").expect("valid");
         let until = Ticker::new(LocalClock::Tokio, tokio::runtime::Handle::current()).now();
-        let holder = Arc::downgrade(&(Arc::new(Nobody) as Arc<dyn LocalHolder>));
+        let holder = Arc::downgrade(&(Arc::new(NoHolder) as Arc<dyn LocalHolder>));
         wait_queues.hold(&key, until, holder);
         assert_eq!(wait_queues.enter(&key).queue.held_until(), Some(until));
         wait_queues.note_released(&key);

@@ -140,7 +140,7 @@ impl Drop for Remote {
     }
 }
 
-fn absence(value: &Value) -> NotHeldReason {
+fn reason(value: &Value) -> NotHeldReason {
     if value == "expired" { NotHeldReason::Expired } else { NotHeldReason::NotFound }
 }
 
@@ -199,7 +199,7 @@ impl LockBackend for Remote {
         Ok(if answer == "released" {
             ReleaseOutcome::Released
         } else {
-            ReleaseOutcome::NotHeld(absence(&answer))
+            ReleaseOutcome::NotHeld(reason(&answer))
         })
     }
 
@@ -210,7 +210,7 @@ impl LockBackend for Remote {
         Ok(if answer.is_u64() {
             ExtendOutcome::Extended(Extension::new(millis(&answer)))
         } else {
-            ExtendOutcome::NotHeld(absence(&answer))
+            ExtendOutcome::NotHeld(reason(&answer))
         })
     }
 
@@ -256,7 +256,7 @@ fn serve() {
 async fn follow(backend: &SqliteBackend, order: &Value) -> Result<Value> {
     let text = |name: &str| order[name].as_str();
     let ttl = || Ttl::new(Duration::from_millis(order["ttl"].as_u64().expect("a number")));
-    let why = |absence| if absence == NotHeldReason::Expired { "expired" } else { "not found" };
+    let why = |reason| if reason == NotHeldReason::Expired { "expired" } else { "not found" };
     let show = |found: Option<diagnostics::LockInfoRaw>| match found {
         None => Value::Null,
         Some(found) => json!({
@@ -270,7 +270,7 @@ async fn follow(backend: &SqliteBackend, order: &Value) -> Result<Value> {
     if let Some(key) = text("acquire") {
         let id = LockId::parse(text("id").expect("an id"))?;
         let holder = text("holder").and_then(HolderInfo::parse);
-        let request = AcquireRequest::carried(Key::new(key)?, id, ttl()?).with_holder(holder);
+        let request = AcquireRequest::from_parts(Key::new(key)?, id, ttl()?).with_holder(holder);
         return Ok(match backend.acquire(&request).await? {
             AcquireOutcome::Acquired(lease) => {
                 json!({"fence": lease.fence().get(), "expires": lease.expires_at().as_millis()})
@@ -284,13 +284,13 @@ async fn follow(backend: &SqliteBackend, order: &Value) -> Result<Value> {
     if let Some(id) = text("release") {
         return Ok(match backend.release(&ReleaseRequest::new(LockId::parse(id)?)).await? {
             ReleaseOutcome::Released => json!("released"),
-            ReleaseOutcome::NotHeld(absence) => json!(why(absence)),
+            ReleaseOutcome::NotHeld(reason) => json!(why(reason)),
         });
     }
     if let Some(id) = text("extend") {
         return Ok(match backend.extend(&ExtendRequest::new(LockId::parse(id)?, ttl()?)).await? {
             ExtendOutcome::Extended(extension) => json!(extension.expires_at().as_millis()),
-            ExtendOutcome::NotHeld(absence) => json!(why(absence)),
+            ExtendOutcome::NotHeld(reason) => json!(why(reason)),
         });
     }
     if let Some(key) = text("is_locked") {

@@ -98,7 +98,7 @@ impl Channels {
         seen
     }
 
-    fn trouble_with(&self, method: &str) -> Option<RequestFault> {
+    fn fault_for(&self, method: &str) -> Option<RequestFault> {
         let mut plans = self.plans.lock().expect("no panic inside");
         let mut due = plans.iter_mut().filter(|(what, _, times)| *what == method && *times > 0);
         let (_, fault, times) = due.next()?;
@@ -123,7 +123,7 @@ impl Service<http::Request<Body>> for Channels {
         if let Some((_, secs)) = pausing {
             self.pause_for(secs);
         }
-        let fault = self.trouble_with(&method);
+        let fault = self.fault_for(&method);
         if let Some(RequestFault::Refused(code)) = fault {
             return Box::pin(async move { Err(Status::new(code, "canary")) });
         }

@@ -184,11 +184,11 @@ impl Sloppy {
         if is_clients { SystemClock.now().as_millis() } else { self.now_ms() }
     }
 
-    fn not_held(&self, absence: NotHeldReason) -> NotHeldReason {
-        match (self.bug, absence) {
+    fn not_held(&self, reason: NotHeldReason) -> NotHeldReason {
+        match (self.bug, reason) {
             (Bug::ExpiredIsNotFound, NotHeldReason::Expired) => NotHeldReason::NotFound,
             (Bug::UnknownIsExpired, NotHeldReason::NotFound) => NotHeldReason::Expired,
-            _ => absence,
+            _ => reason,
         }
     }
 

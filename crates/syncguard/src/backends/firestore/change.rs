@@ -83,13 +83,13 @@ impl FirestoreBackend {
             let Resolved { lock, debris } = self.resolve(lock_id, hint).await?;
             let record = match lock {
                 Ok(record) => record,
-                Err(absence) => {
+                Err(reason) => {
                     if !debris.is_empty() {
                         let deletions = debris.iter().map(deletion).collect();
                         // Best effort: what cannot be deleted now is found again later.
                         drop(self.shared.requests.commit(deletions).await);
                     }
-                    return Ok(Err(absence));
+                    return Ok(Err(reason));
                 }
             };
             if let Some((before, error)) = refused.take()
@@ -218,7 +218,7 @@ impl FirestoreBackend {
             found.into_iter().partition(|record| is_live(record.lock.expires_at, now));
         let lock = match (live.pop(), dead.is_empty()) {
             (Some(record), _) if live.is_empty() => Ok(record),
-            // Several locks are live, and the request does not say which one is meant.
+            // Several locks are live, and the request does not specify which one.
             (Some(_), _) => Err(NotHeldReason::Unknown),
             (None, true) => Err(NotHeldReason::NotFound),
             (None, false) => Err(NotHeldReason::Expired),

@@ -191,7 +191,7 @@ impl LockBackend for FirestoreBackend {
         let released = self.change(lock_id, request.hint(), Change::Release).await;
         match released.map_err(|error| named(error.with_lock_id(lock_id), "release"))? {
             Ok(_) => Ok(ReleaseOutcome::Released),
-            Err(absence) => Ok(ReleaseOutcome::NotHeld(absence)),
+            Err(reason) => Ok(ReleaseOutcome::NotHeld(reason)),
         }
     }
 
@@ -213,7 +213,7 @@ impl LockBackend for FirestoreBackend {
                     None => extension,
                 }))
             }
-            Err(absence) => Ok(ExtendOutcome::NotHeld(absence)),
+            Err(reason) => Ok(ExtendOutcome::NotHeld(reason)),
         }
     }
 

@@ -29,7 +29,7 @@ impl Names {
             }
         }
         for name in [locks, fences] {
-            if is_no_id(name) || name.is_empty() || name.len() > LONGEST_ID_BYTES {
+            if is_reserved_name(name) || name.is_empty() || name.len() > LONGEST_ID_BYTES {
                 return Err(Error::invalid(
                     "invalid collection name: it must not be empty, contain a slash, or be \".\", \
                      \"..\" or \"__…__\"",
@@ -76,7 +76,7 @@ impl Names {
     /// Returns whether a document is in the collection of locks.
     pub(super) fn is_lock(&self, document: &str) -> bool {
         let id = document.strip_prefix(&format!("{}/{}/", self.root(), self.locks));
-        id.is_some_and(|id| !is_no_id(id))
+        id.is_some_and(|id| !is_reserved_name(id))
     }
 
     /// Returns the collections of locks and of fence counters.
@@ -94,7 +94,7 @@ impl Names {
     /// Returns the ids of a key's documents: its lock and its fence counter.
     pub(super) fn ids(&self, key: &Key) -> Result<[String; 2]> {
         // A key that cannot be an id is stored under its hash, as other stores do with long keys.
-        let lock = if is_no_id(key.as_str()) {
+        let lock = if is_reserved_name(key.as_str()) {
             KeySpace::hashed(key.as_str())
         } else {
             self.space.lock_key(key)?
@@ -105,7 +105,7 @@ impl Names {
 }
 
 /// Returns whether Firestore would take this name for a path, or reserves it.
-fn is_no_id(name: &str) -> bool {
+fn is_reserved_name(name: &str) -> bool {
     let is_reserved = name.len() >= 4 && name.starts_with("__") && name.ends_with("__");
     name.contains('/') || name == "." || name == ".." || is_reserved
 }

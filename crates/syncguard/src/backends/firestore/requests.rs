@@ -196,8 +196,8 @@ impl Requests {
                     Some(Found::Found(document)) => {
                         // A document that was not requested must not count as a missing one.
                         let place = names.iter().position(|name| *name == document.name);
-                        let place =
-                            place.ok_or_else(|| Failure::Ours(error::unexpected_response()))?;
+                        let place = place
+                            .ok_or_else(|| RequestError::Error(error::unexpected_response()))?;
                         documents[place] = Some(document);
                         answered += 1;
                     }
@@ -364,7 +364,7 @@ impl Requests {
         }
     }
 
-    async fn request<T>(&self, message: T) -> Result<Request<T>, Failure> {
+    async fn request<T>(&self, message: T) -> Result<Request<T>, RequestError> {
         let mut metadata = if let Some(credentials) = &self.credentials {
             MetadataMap::from_headers(self.headers_of(credentials).await?)
         } else {
@@ -383,7 +383,7 @@ impl Requests {
     }
 
     /// Returns the authorization headers. They are cached until they expire.
-    async fn headers_of(&self, credentials: &Credentials) -> Result<http::HeaderMap, Failure> {
+    async fn headers_of(&self, credentials: &Credentials) -> Result<http::HeaderMap, RequestError> {
         let error = match credentials.headers(http::Extensions::new()).await {
             Ok(CacheableResource::New { data, .. }) => {
                 self.has_credentials.store(true, Ordering::Relaxed);
@@ -397,19 +397,19 @@ impl Requests {
             }
             Err(_cause) => error::no_credentials(),
         };
-        Err(Failure::Ours(error))
+        Err(RequestError::Error(error))
     }
 
     /// Waits for a response on the channel with this number, and replaces the channel on a timeout.
     async fn within<T>(
         &self,
         number: u64,
-        asking: impl Future<Output = Result<T, Failure>>,
+        asking: impl Future<Output = Result<T, RequestError>>,
     ) -> Result<T> {
         match tokio::time::timeout(self.timeout, asking).await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(Failure::Status(status))) => Err(error::map(&status)),
-            Ok(Err(Failure::Ours(error))) => Err(error),
+            Ok(Err(RequestError::Status(status))) => Err(error::map(&status)),
+            Ok(Err(RequestError::Error(error))) => Err(error),
             Err(_elapsed) => {
                 self.replace_channel(number);
                 Err(error::timeout())
@@ -437,12 +437,12 @@ impl Requests {
 }
 
 /// Why a request failed.
-enum Failure {
+enum RequestError {
     Status(Box<Status>),
-    Ours(Error),
+    Error(Error),
 }
 
-impl From<Status> for Failure {
+impl From<Status> for RequestError {
     fn from(status: Status) -> Self {
         Self::Status(Box::new(status))
     }

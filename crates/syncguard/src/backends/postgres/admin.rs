@@ -150,9 +150,9 @@ CREATE TABLE IF NOT EXISTS {fence_table} (
 /// wait: if the two meet, this one may fail, and tries again.
 pub(super) async fn create(pool: &Pool, sql: &str) -> Result<()> {
     /// The advisory lock for creating tables: an arbitrary number, the same in every process.
-    const TURN: i64 = 0x7379_6e63_6775_6172;
+    const SETUP_LOCK: i64 = 0x7379_6e63_6775_6172;
     const TRIES: u32 = 5;
-    let script = format!("BEGIN; SELECT pg_advisory_xact_lock({TURN}); {sql} COMMIT");
+    let script = format!("BEGIN; SELECT pg_advisory_xact_lock({SETUP_LOCK}); {sql} COMMIT");
     let mut tries = 0;
     loop {
         let mut lease = pool.get(Urgency::Ordinary).await?;

@@ -58,7 +58,7 @@ pub use fenced::FencedTable;
 use listener::{Channel, PostgresListener};
 use names::Names;
 use pool::{Pool, Urgency};
-use record::{absence, column, fence, integer, live, millis, outcome, stored};
+use record::{column, fence, integer, live, millis, not_held_reason, outcome, stored};
 use statements::{Sql, Statements, Value};
 pub use tokio_postgres;
 use transaction::Step;
@@ -369,9 +369,9 @@ impl PostgresBackend {
         };
         if let Some(stored) = column::<Option<&str>>(row, 2)? {
             fence(stored)?;
-            let absence =
+            let not_held_reason =
                 if column(row, 3)? { NotHeldReason::NotFound } else { NotHeldReason::Expired };
-            return Ok(ReleaseOutcome::NotHeld(absence));
+            return Ok(ReleaseOutcome::NotHeld(not_held_reason));
         }
         // An invalid key has no waiters.
         if let Ok(key) = Key::new(column::<&str>(row, 0)?) {
@@ -426,6 +426,6 @@ impl PostgresBackend {
         if let Some(expires_at) = column::<Option<i64>>(row, 0)? {
             return Ok(ExtendOutcome::Extended(Extension::new(millis(expires_at)?)));
         }
-        absence(row).map(ExtendOutcome::NotHeld)
+        not_held_reason(row).map(ExtendOutcome::NotHeld)
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn live(found: Option<(StoredLock, Timestamp)>) -> Option<StoredLock>
 }
 
 /// Returns why nothing was changed: there is no row, or it is dead. Fails if it is not a lock.
-pub(super) fn absence(row: &Row) -> Result<NotHeldReason> {
+pub(super) fn not_held_reason(row: &Row) -> Result<NotHeldReason> {
     match column::<Option<&str>>(row, 1)? {
         None => Ok(NotHeldReason::NotFound),
         Some(stored) => fence(stored).map(|_| NotHeldReason::Expired),
@@ -189,7 +189,7 @@ mod tests {
             };
             [
                 shape(stored(&rows[0]).err().as_ref()),
-                shape(absence(&rows[0]).err().as_ref()),
+                shape(not_held_reason(&rows[0]).err().as_ref()),
                 shape(outcome(&rows, &request).err().as_ref()),
             ]
             .concat()

@@ -173,7 +173,7 @@ impl Transport for PubSub {
 impl PubSub {
     /// Asks the server to report the next change of a record, by reading it.
     async fn track(&self, connection: &mut Subscriber, topic: &str) -> Result<(), Failure> {
-        // Whoever may not do this notices a loss at the next renewal.
+        // A user without this permission notices a loss at the next renewal.
         let refused = |cause: RedisError| match cause.code() {
             Some(_) => Failure::Refused,
             None => Failure::Lost,

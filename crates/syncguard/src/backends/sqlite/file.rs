@@ -45,7 +45,7 @@ impl LockFile {
                 tracing::warn!("the lock file was replaced; the locks in the old file are lost");
             }
             let path = &self.path;
-            let opened = patiently(give_up_at, || Ok(OpenFile::identify(open(path)?, path)))?;
+            let opened = retry_until(give_up_at, || Ok(OpenFile::identify(open(path)?, path)))?;
             self.open = Some(opened);
         }
         self.open.as_mut().map(|open| &mut open.db).ok_or_else(replaced)
@@ -113,7 +113,7 @@ pub(super) fn pause() {
 }
 
 /// Retries `act` while the file is busy or `act` returns `None`, until `give_up_at`.
-fn patiently<T>(give_up_at: Instant, mut act: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+fn retry_until<T>(give_up_at: Instant, mut act: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     loop {
         let error = match act() {
             Ok(Some(done)) => return Ok(done),

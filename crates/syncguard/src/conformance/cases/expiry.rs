@@ -187,31 +187,31 @@ pub async fn a_released_lock_is_never_revived<F: Fixture>(fixture: &F) {
 }
 
 /// A lock whose record exists but is dead has expired; one without a record is not found.
-pub async fn expired_and_not_found_are_told_apart<F: Fixture>(fixture: &F) {
+pub async fn expired_and_not_found_are_distinguished<F: Fixture>(fixture: &F) {
     if !fixture.tells_expired_from_not_found() {
         return not_applicable("the backend cannot distinguish them without another request");
     }
     let backend = fixture.backend().await;
-    let key = fresh_key("absence");
+    let key = fresh_key("reason");
     let dead = planted(&key, 5, dead_edge_ms());
     fixture.plant(&dead).await;
     if fixture.peek(&key).await.is_none() {
         return not_applicable("the store has deleted the record by itself");
     }
     for hint in [Hint::default(), Hint::key(key.clone())] {
-        let of_the_dead = absences(&backend, dead.lock_id, &hint).await;
+        let of_the_dead = not_held_reasons(&backend, dead.lock_id, &hint).await;
         assert_eq!(of_the_dead, [NotHeldReason::Expired; 2], "the record is dead, {hint:?}");
-        let of_nothing = absences(&backend, fresh_id(), &hint).await;
+        let of_nothing = not_held_reasons(&backend, fresh_id(), &hint).await;
         assert_eq!(of_nothing, [NotHeldReason::NotFound; 2], "nothing has this id, {hint:?}");
     }
     let (released, _fence) = acquire(&backend, &key).await;
     backend.release(&ReleaseRequest::new(released)).await.expect("works");
-    let of_the_released = absences(&backend, released, &Hint::key(key)).await;
+    let of_the_released = not_held_reasons(&backend, released, &Hint::key(key)).await;
     assert_eq!(of_the_released, [NotHeldReason::NotFound; 2], "the lock was released");
 }
 
 /// Returns why an extend and a release find nothing held.
-async fn absences(
+async fn not_held_reasons(
     backend: &impl LockBackend<Fencing = crate::backend::Fenced>,
     lock_id: LockId,
     hint: &Hint,

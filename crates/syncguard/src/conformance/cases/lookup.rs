@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::inspection::listed;
+use super::admin::listed;
 use super::{
     Fixture, LONG, acquire, assert_unchanged, dead_edge_ms, fresh_id, fresh_key, granted, planted,
     request, ttl,

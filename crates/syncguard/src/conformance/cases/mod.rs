@@ -1,19 +1,19 @@
 //! The rules, one function each. A function returns if the rule holds and panics if it does not.
 
+pub mod admin;
 pub mod cancellation;
 pub mod cleanup;
 pub mod contention;
+pub mod errors;
 pub mod expiry;
 pub mod fencing;
 pub mod history;
-pub mod inspection;
 pub mod keys;
 pub mod lifecycle;
 pub mod lookup;
+pub mod notifications;
 pub mod ownership;
 pub mod replay;
-pub mod trouble;
-pub mod wake;
 
 use std::time::Duration;
 

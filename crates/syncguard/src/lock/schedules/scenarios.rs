@@ -105,7 +105,7 @@ fn every_observer_learns_the_end_of_a_lock() {
         let handle = guard.handle();
         tasks.push(spawn(async move {
             let reason = handle.lost().await;
-            let end = handle.ended().expect("told");
+            let end = handle.ended().expect("ended");
             assert!(reason == end || reason == LostReason::Released, "{reason:?}, then {end:?}");
         }));
         if chance() {
@@ -187,7 +187,7 @@ fn a_queue_hands_over_without_a_timer() {
     });
 }
 
-/// Waiters of two processes: only notifications tell them of each other's releases.
+/// Waiters of two processes: they learn of each other's releases only by notifications.
 #[test]
 fn processes_hand_over_without_a_timer() {
     explore("hand-over between processes", |_time| async {

@@ -19,7 +19,7 @@ const SOON: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(20);
 const MUCH_LATER: Duration = Duration::from_hours(1);
 
-fn patient<B: LockBackend>(backend: B) -> Locker<B> {
+fn locker_without_polling<B: LockBackend>(backend: B) -> Locker<B> {
     let retry = RetryPolicy::default().delay(MUCH_LATER);
     let options = LockOptions::default().ttl(LONG).timeout(TIMEOUT).retry(retry);
     let locker = Locker::builder(backend)
@@ -47,7 +47,7 @@ pub async fn a_notification_carries_the_age_of_the_holder<F: Fixture>(fixture: &
     const AGE: Duration = Duration::from_secs(90);
     let (backend, other) = (fixture.backend().await, fixture.backend().await);
     let key = fresh_key("age");
-    let (Some(mut ours), Some(mut theirs)) =
+    let (Some(mut first), Some(mut second)) =
         (backend.subscribe(&key).await, other.subscribe(&key).await)
     else {
         return not_applicable("the backend sends no notifications");
@@ -55,12 +55,12 @@ pub async fn a_notification_carries_the_age_of_the_holder<F: Fixture>(fixture: &
     let mut ages = Vec::new();
     for age in [Some(AGE), None] {
         let (lock_id, _fence) = acquire(&backend, &key).await;
-        ours.mark_seen();
-        theirs.mark_seen();
+        first.mark_seen();
+        second.mark_seen();
         let request = ReleaseRequest::new(lock_id);
         let request = age.into_iter().fold(request, ReleaseRequest::with_holder_age);
         backend.release(&request).await.expect("works");
-        for subscription in [&mut ours, &mut theirs] {
+        for subscription in [&mut first, &mut second] {
             ages.push(tokio::time::timeout(SOON, subscription.notified()).await.expect("woken"));
         }
     }
@@ -77,7 +77,8 @@ pub async fn a_waiter_gets_the_lock_without_polling<F: Fixture>(fixture: &F) {
     if backend.subscribe(&key).await.is_none() {
         return not_applicable("the backend sends no notifications");
     }
-    let (holder, waiter) = (patient(Arc::clone(&backend)), patient(backend));
+    let (holder, waiter) =
+        (locker_without_polling(Arc::clone(&backend)), locker_without_polling(backend));
     for _ in 0..5 {
         let guard = holder.lock(&key).await.expect("free");
         let waiting = {
@@ -102,7 +103,7 @@ pub async fn a_crashed_holder_is_taken_over_when_its_lock_is_dead<F: Fixture>(fi
     if !matches!(outcome, AcquireOutcome::Contended { expires_in: Some(_) }) {
         return not_applicable("the backend does not report when a lock is dead");
     }
-    let locker = patient(backend);
+    let locker = locker_without_polling(backend);
     let waiting = {
         let key = key.clone();
         tokio::spawn(async move { locker.lock(&key).await })

@@ -52,8 +52,16 @@
 //!
 //! [Getting started](https://github.com/syncguard/syncguard/blob/main/docs/guide/getting-started.md),
 //! [fencing](https://github.com/syncguard/syncguard/blob/main/docs/guide/fencing.md),
-//! [choosing a backend](https://github.com/syncguard/syncguard/blob/main/docs/guide/choosing-a-backend.md)
-//! and [more](https://github.com/syncguard/syncguard#documentation).
+//! [waiting](https://github.com/syncguard/syncguard/blob/main/docs/guide/waiting.md),
+//! [renewal and loss](https://github.com/syncguard/syncguard/blob/main/docs/guide/renewal-and-loss.md),
+//! [cancellation](https://github.com/syncguard/syncguard/blob/main/docs/guide/cancellation.md),
+//! [telemetry](https://github.com/syncguard/syncguard/blob/main/docs/guide/telemetry.md),
+//! [diagnostics](https://github.com/syncguard/syncguard/blob/main/docs/guide/diagnostics.md),
+//! [operating](https://github.com/syncguard/syncguard/blob/main/docs/guide/operating.md),
+//! [testing](https://github.com/syncguard/syncguard/blob/main/docs/guide/testing.md),
+//! [choosing a backend](https://github.com/syncguard/syncguard/blob/main/docs/guide/choosing-a-backend.md),
+//! [writing a backend](https://github.com/syncguard/syncguard/blob/main/docs/guide/writing-a-backend.md)
+//! and [the command line](https://github.com/syncguard/syncguard/blob/main/docs/guide/command-line.md).
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

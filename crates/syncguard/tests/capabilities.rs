@@ -9,7 +9,7 @@ use test_support::{
     FirestoreEmulator, PostgresOptions, PostgresServer, RedisOptions, RedisServer, TempDir,
 };
 
-async fn assert_says(url: &str, name: &str, authority: TimeAuthority, undo_is_final: bool) {
+async fn assert_capabilities(url: &str, name: &str, authority: TimeAuthority, undo_is_final: bool) {
     let capabilities = connect(url).await.expect("a store").capabilities();
     assert_eq!(capabilities.backend, name);
     assert_eq!(capabilities.time_authority, authority, "{name}");
@@ -18,30 +18,30 @@ async fn assert_says(url: &str, name: &str, authority: TimeAuthority, undo_is_fi
 }
 
 #[tokio::test]
-async fn memory_and_sqlite() {
-    assert_says("memory:", "memory", TimeAuthority::Server, true).await;
+async fn memory_and_sqlite_decide_by_their_own_clock() {
+    assert_capabilities("memory:", "memory", TimeAuthority::Server, true).await;
     let directory = TempDir::new();
     let url = format!("sqlite:{}", directory.path().join("locks.db").display());
-    assert_says(&url, "sqlite", TimeAuthority::Server, true).await;
+    assert_capabilities(&url, "sqlite", TimeAuthority::Server, true).await;
 }
 
 #[tokio::test]
-async fn redis() {
+async fn redis_decides_by_its_own_clock() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
-    assert_says(&server.url(), "redis", TimeAuthority::Server, true).await;
+    assert_capabilities(&server.url(), "redis", TimeAuthority::Server, true).await;
 }
 
 #[tokio::test]
-async fn postgres() {
+async fn postgresql_decides_by_its_own_clock() {
     let Some(server) = PostgresServer::start(&PostgresOptions::default()) else { return };
-    assert_says(&server.url(), "postgres", TimeAuthority::Server, false).await;
+    assert_capabilities(&server.url(), "postgres", TimeAuthority::Server, false).await;
 }
 
 #[tokio::test]
-async fn firestore() {
+async fn firestore_decides_by_the_clients_clocks() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
     let url = format!("firestore://p?emulator={}", emulator.host());
-    assert_says(&url, "firestore", TimeAuthority::Client, false).await;
+    assert_capabilities(&url, "firestore", TimeAuthority::Client, false).await;
 }
 
 /// Layers and erasure do not change the capabilities.

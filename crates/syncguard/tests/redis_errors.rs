@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 
 use redis_fake::FakeRedis;
 use servers::{eventually, grant, key, request};
-use syncguard::backend::{
-    AcquireOutcome, AcquireRequest, ExtendRequest, ReleaseRequest, TimeAuthority,
-};
+use syncguard::backend::{AcquireOutcome, AcquireRequest, ExtendRequest, ReleaseRequest};
 use syncguard::redis::RedisConfig;
 use syncguard::{Error, ErrorCode, ExtendOutcome, LockBackend, RedisBackend, Timestamp, Ttl};
 use test_support::{RedisOptions, RedisServer};
@@ -271,13 +269,4 @@ async fn the_expiry_comes_from_the_servers_clock() {
     // The stored expiry is the one that was returned.
     let stored = server.cli(&["GET", "syncguard:k"]);
     assert!(stored.contains(&expires.as_millis().to_string()), "{stored}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn capabilities() {
-    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
-    let found = connect(&server.url()).await.expect("connects").capabilities();
-    assert_eq!((found.backend, found.fencing), ("redis", true));
-    assert_eq!(found.time_authority, TimeAuthority::Server);
-    assert!(found.undo_is_final);
 }

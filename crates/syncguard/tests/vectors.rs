@@ -28,7 +28,7 @@ fn size(case: &Value, field: &str) -> usize {
 }
 
 #[test]
-fn hashes_of_keys() {
+fn hashes_of_keys_match_the_vectors() {
     let vectors = load(include_str!("vectors/hash_key.json"));
     for case in cases(&vectors, "cases") {
         assert_eq!(hash_key(text(case, "input")).as_str(), text(case, "hash"), "{case}");
@@ -63,7 +63,7 @@ fn inputs_that_are_no_text(vectors: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn keys() {
+fn keys_match_the_vectors() {
     // Settled point 7: every backend refuses a NUL.
     let departs = |key: &str| key.contains('\0');
     let vectors = load(include_str!("vectors/key_validation.json"));
@@ -89,7 +89,7 @@ fn keys() {
 }
 
 #[test]
-fn lock_ids() {
+fn lock_ids_match_the_vectors() {
     let vectors = load(include_str!("vectors/lock_id_validation.json"));
     for case in cases(&vectors, "generated") {
         assert!(LockId::parse(text(case, "lockId")).is_ok(), "{case}");
@@ -110,7 +110,7 @@ fn lock_ids() {
 }
 
 #[test]
-fn fences() {
+fn fences_match_the_vectors() {
     let vectors = load(include_str!("vectors/fence_format.json"));
     assert_eq!(text(&vectors["meta"], "max"), Fence::MAX.to_string());
     assert_eq!(text(&vectors["meta"], "warn"), Fence::WARN.to_string());
@@ -142,7 +142,7 @@ fn fences() {
 /// Settled point 2: there is one tolerance. Where a case uses another one and the result depends on
 /// it, our result is that of the one tolerance.
 #[test]
-fn liveness() {
+fn liveness_matches_the_vectors() {
     let vectors = load(include_str!("vectors/time_liveness.json"));
     assert_eq!(number(&vectors["meta"], "toleranceMs"), TIME_TOLERANCE_MS);
     let mut departures = Vec::new();
@@ -166,7 +166,7 @@ fn liveness() {
 /// The time of a Redis server in whole milliseconds, as the scripts compute it.
 #[cfg(feature = "redis")]
 #[tokio::test]
-async fn redis_server_time() {
+async fn the_server_time_of_redis_matches_the_vectors() {
     let Some(server) = test_support::RedisServer::start(&test_support::RedisOptions::default())
     else {
         return;
@@ -191,7 +191,7 @@ async fn redis_server_time() {
 }
 
 #[test]
-fn storage_keys() {
+fn storage_keys_match_the_vectors() {
     let vectors = load(include_str!("vectors/storage_key.json"));
     let mut departures = 0;
     for case in cases(&vectors, "cases") {
@@ -219,7 +219,7 @@ fn storage_keys() {
 }
 
 #[test]
-fn fence_and_index_keys() {
+fn fence_and_index_keys_match_the_vectors() {
     let vectors = load(include_str!("vectors/fence_key.json"));
     let mut hashed = 0;
     for case in cases(&vectors, "cases") {
@@ -269,7 +269,7 @@ fn policy(case: &Value) -> RetryPolicy {
 }
 
 #[test]
-fn retry_delays() {
+fn retry_delays_match_the_vectors() {
     let vectors = load(include_str!("vectors/retry_delay.json"));
     for case in cases(&vectors, "delayBounds") {
         let attempt = u32::try_from(number(case, "attempt")).expect("small");
@@ -285,7 +285,7 @@ fn retry_delays() {
 /// ends a little before the timeout for one last attempt, and for a delay of zero, which means
 /// "immediately" (settled point 9).
 #[test]
-fn retry_loops() {
+fn retry_loops_match_the_vectors() {
     let vectors = load(include_str!("vectors/retry_delay.json"));
     let mut compared = 0;
     for case in cases(&vectors, "runs") {

@@ -59,7 +59,7 @@ fn key() -> Key {
 }
 
 #[test]
-fn configurations() {
+fn configurations_match_the_vectors() {
     let vectors: Value =
         serde_json::from_str(include_str!("vectors/config_validation.json")).expect("JSON");
     let mut departures = 0;

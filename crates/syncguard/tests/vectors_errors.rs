@@ -135,7 +135,7 @@ fn redis_error(message: &str) -> (RedisError, Option<Departure>) {
 }
 
 #[tokio::test]
-async fn redis() {
+async fn errors_of_redis_match_the_vectors() {
     for case in vectors("redis") {
         let (_, message) = input(&case);
         if message == "ERR max number of clients reached" {
@@ -259,7 +259,7 @@ fn postgres_error(
 }
 
 #[tokio::test]
-async fn postgres() {
+async fn errors_of_postgresql_match_the_vectors() {
     for case in vectors("postgres") {
         let (code, message) = input(&case);
         let (failure, departure) = postgres_error(code, message);
@@ -322,7 +322,7 @@ fn firestore_error(message: &str) -> (Code, Option<Departure>) {
 }
 
 #[tokio::test]
-async fn firestore() {
+async fn errors_of_firestore_match_the_vectors() {
     for case in vectors("firestore") {
         let (_, message) = input(&case);
         if message == "internal abort marker" {

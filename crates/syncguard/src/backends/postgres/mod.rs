@@ -65,7 +65,7 @@ use transaction::Step;
 
 const NAME: &str = "postgres";
 
-/// Locks in a PostgreSQL database. Clones share the connections.
+/// A backend that keeps locks in a PostgreSQL database. Clones share the connections.
 ///
 /// ```no_run
 /// use syncguard::postgres::PostgresConfig;

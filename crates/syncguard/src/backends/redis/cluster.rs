@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tags() {
+    fn only_text_in_the_first_braces_is_a_tag() {
         for prefix in ["{a}", "shop:{a}", "{a}:shop", "x{}y{a}z}"] {
             // The first pair of braces counts; an empty one is not a tag.
             assert_eq!(has_tag(prefix), !prefix.contains("{}"), "{prefix}");

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn server_codes() {
+    fn every_server_code_maps_to_its_error_code() {
         let table = [
             ("NOAUTH", ErrorCode::AuthFailed),
             ("WRONGPASS", ErrorCode::AuthFailed),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_errors() {
+    fn every_driver_error_maps_to_its_error_code() {
         let io = |kind| RedisError::from(io::Error::from(kind));
         let table = [
             (io(io::ErrorKind::ConnectionRefused), ErrorCode::ServiceUnavailable, false),
@@ -207,7 +207,7 @@ mod tests {
 
     /// While connecting, an error code without its own row means a wrong configuration.
     #[test]
-    fn refusals_while_connecting() {
+    fn an_unknown_refusal_while_connecting_is_a_wrong_configuration() {
         for (code, expected) in [
             ("ERR", ErrorCode::InvalidArgument),
             ("NOPROTO", ErrorCode::InvalidArgument),

@@ -64,7 +64,7 @@ use topology::{Resolver, Timeouts};
 /// How long records outlive their tolerance, to distinguish "expired" from "not found".
 const GRACE_MS: u64 = 1000;
 
-/// Locks on a Redis server. Clones share the connection.
+/// A backend that keeps locks on a Redis server. Clones share the connection.
 ///
 /// ```no_run
 /// use syncguard::redis::RedisConfig;

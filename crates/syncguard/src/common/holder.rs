@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+#[cfg(feature = "_sql")]
 use super::lock_id::LockId;
 
 /// Who holds a lock: a host, a process, a program, and an optional label.
@@ -182,12 +183,14 @@ impl BreakNote {
     }
 
     /// Returns the note as text: the holder, a line break, the reason.
+    #[cfg(feature = "_break_notes")]
     pub(crate) fn to_text(&self) -> String {
         let by = self.by.as_ref().map_or("", HolderInfo::as_str);
         format!("{by}\n{}", self.reason.as_deref().unwrap_or_default())
     }
 
     /// Parses a note. Malformed parts are ignored, because any client may have written it.
+    #[cfg(feature = "_break_notes")]
     pub(crate) fn parse(text: &str) -> Self {
         let (by, reason) = text.split_once('\n').unwrap_or((text, ""));
         Self::new(HolderInfo::parse(by), Some(reason))
@@ -267,6 +270,7 @@ mod tests {
         assert_eq!(HolderInfo::parse_tagged("nonsense", &ours), None);
     }
 
+    #[cfg(feature = "_break_notes")]
     #[test]
     fn a_note_is_read_back_as_it_was_written() {
         let by = HolderInfo::of_this_process(None);

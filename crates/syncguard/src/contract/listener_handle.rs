@@ -11,7 +11,6 @@ pub(crate) enum Interest {
     /// Releases, for those who wait for the lock.
     Release,
     /// Changes of hands, for those who hold or watch it.
-    #[cfg_attr(not(feature = "_listener"), expect(dead_code, reason = "Firestore needs no other"))]
     Change,
 }
 
@@ -38,6 +37,7 @@ impl Notifiers {
     }
 
     /// Sets whether notifications arrive.
+    #[cfg(feature = "_listener")]
     pub(crate) fn set_working(&self, is_working: bool) {
         self.releases.set_working(is_working);
         self.changes.set_working(is_working);
@@ -50,9 +50,18 @@ impl Notifiers {
 pub(crate) enum Command {
     /// Subscribe to this key. Confirm with `true` once no notification can be missed, or with
     /// `false` if the subscription failed.
-    Subscribe { key: Key, interest: Interest, confirmed: oneshot::Sender<bool> },
+    Subscribe {
+        key: Key,
+        #[cfg_attr(not(feature = "_listener"), expect(dead_code, reason = "Firestore has one"))]
+        interest: Interest,
+        confirmed: oneshot::Sender<bool>,
+    },
     /// This key no longer has a subscriber, unless a new one has subscribed since.
-    Idle { key: Key, interest: Interest },
+    Idle {
+        key: Key,
+        #[cfg_attr(not(feature = "_listener"), expect(dead_code, reason = "Firestore has one"))]
+        interest: Interest,
+    },
 }
 
 impl ListenerHandle {

@@ -23,7 +23,7 @@ const SAMPLES: usize = 1000;
 #[serde(rename_all = "camelCase")]
 pub(super) struct Lock {
     #[serde(skip)]
-    pub(super) lock_id: LockId,
+    pub(super) id: LockId,
     /// The key itself, which identifies the lock in requests.
     pub(super) key: String,
     /// The key as it is displayed.
@@ -325,7 +325,7 @@ mod tests {
     fn lock(key: &str, id: &str, acquired_at_ms: u64, expires_at_ms: u64) -> Lock {
         let (key, id_hash) = (key.to_owned(), id.to_owned());
         Lock {
-            lock_id: LockId::parse("0000000000000000000000").expect("valid"),
+            id: LockId::parse("0000000000000000000000").expect("valid"),
             shown: key.clone(),
             key,
             id_hash,

@@ -196,7 +196,7 @@ impl Observer {
         let held: HashSet<&str> = now.iter().map(|lock| lock.id_hash.as_str()).collect();
         let ended = before.iter().filter(|lock| !held.contains(lock.id_hash.as_str()));
         for ended in ended.take(MOST_NOTES) {
-            if backend.break_note(&ended.lock_id).await.is_some() {
+            if backend.break_note(&ended.id).await.is_some() {
                 lock(&self.history).broken(&ended.key, ended.id_hash.clone());
             }
         }
@@ -321,7 +321,7 @@ fn admin(backend: &AnyBackend) -> Result<Arc<dyn Admin>, Failure> {
 
 fn shown(lock: &LockInfoRaw) -> Lock {
     Lock {
-        lock_id: lock.lock_id,
+        id: lock.lock_id,
         shown: printable(lock.key.as_str()),
         key: lock.key.as_str().to_owned(),
         id_hash: lock.info.lock_id_hash.to_string(),

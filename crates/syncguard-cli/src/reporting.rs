@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use syncguard::backend::{
-    AcquireOutcome, AcquireRequest, Admin, BreakNote, Capabilities, ExtendRequest, ReleaseRequest,
-    StoredLock, Subscription,
+    AcquireAnyOutcome, AcquireAnyRequest, AcquireOutcome, AcquireRequest, Admin, BreakNote,
+    Capabilities, ExtendRequest, Hint, ReleaseRequest, StoredLock, Subscription,
 };
 use syncguard::{AnyBackend, ExtendOutcome, Key, LockBackend, LockId, ReleaseOutcome, Result};
 
@@ -27,6 +27,11 @@ impl Reporting {
         }
         AnyBackend::new(Self { inner, output, key: key.clone() })
     }
+
+    /// Returns the key of a request, or that of the command if the request does not name it.
+    fn key<'a>(&'a self, hint: &'a Hint) -> &'a str {
+        hint.key.as_ref().unwrap_or(&self.key).as_str()
+    }
 }
 
 #[deny(clippy::missing_trait_methods)]
@@ -44,10 +49,17 @@ impl LockBackend for Reporting {
         self.inner.acquire(request)
     }
 
+    fn acquire_any(
+        &self,
+        request: &AcquireAnyRequest,
+    ) -> impl Future<Output = Result<AcquireAnyOutcome<Self::Fencing>>> + Send {
+        self.inner.acquire_any(request)
+    }
+
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let released = self.inner.release(request).await?;
         if released == ReleaseOutcome::Released {
-            self.output.event(&Event::Released { key: self.key.as_str() });
+            self.output.event(&Event::Released { key: self.key(request.hint()) });
         }
         Ok(released)
     }
@@ -55,7 +67,7 @@ impl LockBackend for Reporting {
     async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
         let extended = self.inner.extend(request).await?;
         if matches!(extended, ExtendOutcome::Extended(_)) {
-            self.output.event(&Event::Renewed { key: self.key.as_str() });
+            self.output.event(&Event::Renewed { key: self.key(request.hint()) });
         }
         Ok(extended)
     }

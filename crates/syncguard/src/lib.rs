@@ -31,6 +31,7 @@
 //! | take a lock if it is free | [`Locker::try_lock`], [`Locker::try_lock_for`] |
 //! | run work that must stop when the lock is lost | [`Locker::with_lock`], [`LockGuard::run`] |
 //! | check a lock before a write | [`LockGuard::ensure_valid`], and the [`fence`](LockGuard::fence) at the resource |
+//! | take several locks, elect a leader, limit how many work at once | [`primitives`] |
 //! | hand a lock to another process | [`LockGuard::detach`], [`Locker::resume`] |
 //! | see who holds what | [`Locker::info`], [`diagnostics`] |
 //! | lock without an async runtime | [`blocking`] |
@@ -76,6 +77,7 @@ mod contract;
 pub mod diagnostics;
 mod layers;
 mod lock;
+pub mod primitives;
 pub mod testing;
 
 #[cfg(feature = "firestore")]
@@ -126,9 +128,9 @@ pub mod backend {
     pub use crate::contract::fenced_lock::FencedLock;
     pub use crate::contract::finding::Finding;
     pub use crate::contract::notifier::{Notifier, Subscription};
-    pub use crate::contract::outcome::{AcquireOutcome, Extension, Lease};
+    pub use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome, Extension, Lease};
     pub use crate::contract::request::{
-        AcquireRequest, ExtendRequest, Hint, Receipt, ReleaseRequest,
+        AcquireAnyRequest, AcquireRequest, ExtendRequest, Hint, Receipt, ReleaseRequest,
     };
     pub use crate::contract::stored_lock::StoredLock;
     pub use crate::contract::{BoxFuture, LockBackend};
@@ -166,6 +168,8 @@ mod guide {
     struct Firestore;
     #[doc = include_str!("../../../docs/guide/getting-started.md")]
     struct GettingStarted;
+    #[doc = include_str!("../../../docs/guide/more-than-one-lock.md")]
+    struct MoreThanOneLock;
     #[doc = include_str!("../../../docs/guide/operating.md")]
     struct Operating;
     #[cfg(feature = "postgres")]

@@ -36,8 +36,8 @@ use crate::contract::LockBackend;
 use crate::contract::admin::Admin;
 use crate::contract::capabilities::Capabilities;
 use crate::contract::notifier::Subscription;
-use crate::contract::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
-use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
+use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, ReleaseOutcome};
+use crate::contract::request::{AcquireAnyRequest, AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
 use crate::layers::Layer;
 pub use crate::lock::clock::LocalClock;
@@ -143,6 +143,14 @@ impl<B: LockBackend> LockBackend for Faulty<B> {
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome<B::Fencing>> {
         self.faults.inject().await?;
         self.inner.acquire(request).await
+    }
+
+    async fn acquire_any(
+        &self,
+        request: &AcquireAnyRequest,
+    ) -> Result<AcquireAnyOutcome<B::Fencing>> {
+        self.faults.inject().await?;
+        self.inner.acquire_any(request).await
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

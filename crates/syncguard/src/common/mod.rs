@@ -9,6 +9,7 @@ pub(crate) mod error;
 pub(crate) mod fence;
 pub(crate) mod hash_id;
 pub(crate) mod holder;
+pub(crate) mod join;
 pub(crate) mod key;
 pub(crate) mod lock_id;
 pub(crate) mod lost_reason;

@@ -113,6 +113,20 @@ macro_rules! conformance_tests {
             notifications::waiters_are_counted_and_watchers_are_not
             errors::a_corrupt_record_is_an_internal_error_and_stays
             errors::an_error_names_backend_operation_and_key
+            lock_all::several_locks_are_taken_all_or_none
+            lock_all::overlapping_sets_do_not_deadlock
+            lock_all::losing_one_lock_is_losing_all
+            lock_all::a_set_dropped_anywhere_leaves_no_lock
+            election::at_most_one_leads_and_terms_grow
+            election::a_leader_that_resigns_is_followed_at_once
+            election::an_observer_sees_every_change
+            election::a_lost_lead_stops_the_work
+            election::a_campaign_dropped_anywhere_leaves_no_leader
+            semaphore::any_of_several_locks_is_acquired_and_no_other
+            semaphore::never_more_permits_than_agreed
+            semaphore::a_permit_is_handed_over_without_polling
+            semaphore::several_permits_are_taken_all_or_none
+            semaphore::a_permit_dropped_anywhere_is_given_back
             history::random_histories_match_the_model
         );
     };

@@ -12,8 +12,8 @@ use crate::contract::LockBackend;
 use crate::contract::admin::Admin;
 use crate::contract::capabilities::Capabilities;
 use crate::contract::notifier::Subscription;
-use crate::contract::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
-use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
+use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, ReleaseOutcome};
+use crate::contract::request::{AcquireAnyRequest, AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
 
 /// Awaits twice before and twice after every operation of the inner backend.
@@ -49,6 +49,13 @@ impl<B: LockBackend> LockBackend for Yielding<B> {
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome<B::Fencing>> {
         slowly(self.0.acquire(request)).await
+    }
+
+    async fn acquire_any(
+        &self,
+        request: &AcquireAnyRequest,
+    ) -> Result<AcquireAnyOutcome<B::Fencing>> {
+        slowly(self.0.acquire_any(request)).await
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

@@ -8,8 +8,8 @@ use super::LockBackend;
 use super::admin::Admin;
 use super::capabilities::Capabilities;
 use super::notifier::Subscription;
-use super::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
-use super::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
+use super::outcome::{AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, ReleaseOutcome};
+use super::request::{AcquireAnyRequest, AcquireRequest, ExtendRequest, ReleaseRequest};
 use super::stored_lock::StoredLock;
 use crate::common::error::Result;
 use crate::common::fence::{Fenced, Fencing};
@@ -24,6 +24,10 @@ trait DynLockBackend<F: Fencing>: fmt::Debug + Send + Sync + 'static {
         &'a self,
         request: &'a AcquireRequest,
     ) -> BoxFuture<'a, Result<AcquireOutcome<F>>>;
+    fn acquire_any<'a>(
+        &'a self,
+        request: &'a AcquireAnyRequest,
+    ) -> BoxFuture<'a, Result<AcquireAnyOutcome<F>>>;
     fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Result<ReleaseOutcome>>;
     fn extend<'a>(&'a self, request: &'a ExtendRequest) -> BoxFuture<'a, Result<ExtendOutcome>>;
     fn is_locked<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool>>;
@@ -48,6 +52,13 @@ impl<B: LockBackend> DynLockBackend<B::Fencing> for B {
         request: &'a AcquireRequest,
     ) -> BoxFuture<'a, Result<AcquireOutcome<B::Fencing>>> {
         Box::pin(LockBackend::acquire(self, request))
+    }
+
+    fn acquire_any<'a>(
+        &'a self,
+        request: &'a AcquireAnyRequest,
+    ) -> BoxFuture<'a, Result<AcquireAnyOutcome<B::Fencing>>> {
+        Box::pin(LockBackend::acquire_any(self, request))
     }
 
     fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Result<ReleaseOutcome>> {
@@ -148,6 +159,10 @@ impl<F: Fencing> LockBackend for AnyBackend<F> {
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome<F>> {
         self.0.acquire(request).await
+    }
+
+    async fn acquire_any(&self, request: &AcquireAnyRequest) -> Result<AcquireAnyOutcome<F>> {
+        self.0.acquire_any(request).await
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

@@ -1,5 +1,6 @@
 //! Ring 2: the contract that every backend implements.
 
+pub(crate) mod acquire_any;
 pub(crate) mod admin;
 pub(crate) mod break_notes;
 pub(crate) mod callback_queue;
@@ -31,8 +32,8 @@ use crate::common::lock_id::LockId;
 use admin::Admin;
 use capabilities::Capabilities;
 use notifier::Subscription;
-use outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
-use request::{AcquireRequest, ExtendRequest, ReleaseRequest};
+use outcome::{AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, ReleaseOutcome};
+use request::{AcquireAnyRequest, AcquireRequest, ExtendRequest, ReleaseRequest};
 use stored_lock::StoredLock;
 
 /// A boxed future, for traits that are used as `dyn`.
@@ -80,6 +81,31 @@ pub trait LockBackend: fmt::Debug + Send + Sync + 'static {
         &self,
         request: &AcquireRequest,
     ) -> impl Future<Output = Result<AcquireOutcome<Self::Fencing>>> + Send;
+
+    /// Acquires one of several locks, if one of them is free.
+    ///
+    /// # Behavior
+    ///
+    /// * One of the locks is free or dead: acquires the first such lock, as
+    ///   [`acquire`](Self::acquire) does, and returns [`AcquireAnyOutcome::Acquired`] with its key.
+    ///   No other lock changes.
+    /// * Other requests hold all of them: returns [`AcquireAnyOutcome::Contended`]; the store is
+    ///   only read.
+    /// * If another request takes a lock at the same moment, it may return `Contended` although one
+    ///   of the others is free.
+    ///
+    /// By default it looks at all locks at the same time, then acquires a free one. A backend that
+    /// can do both in one script or statement does.
+    ///
+    /// # Cancel safety
+    ///
+    /// The same as that of [`acquire`](Self::acquire).
+    fn acquire_any(
+        &self,
+        request: &AcquireAnyRequest,
+    ) -> impl Future<Output = Result<AcquireAnyOutcome<Self::Fencing>>> + Send {
+        acquire_any::look_then_acquire(self, request)
+    }
 
     /// Releases a lock.
     ///
@@ -234,6 +260,13 @@ impl<B: LockBackend> LockBackend for Arc<B> {
         request: &AcquireRequest,
     ) -> impl Future<Output = Result<AcquireOutcome<Self::Fencing>>> + Send {
         B::acquire(self, request)
+    }
+
+    fn acquire_any(
+        &self,
+        request: &AcquireAnyRequest,
+    ) -> impl Future<Output = Result<AcquireAnyOutcome<Self::Fencing>>> + Send {
+        B::acquire_any(self, request)
     }
 
     fn release(

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::request::Receipt;
 use crate::common::fence::{Fence, Fenced, Fencing};
+use crate::common::key::Key;
 use crate::common::time::Timestamp;
 
 /// The outcome of an acquire.
@@ -21,6 +22,24 @@ pub enum AcquireOutcome<F: Fencing = Fenced> {
     /// This request was granted before and that lease is over, or the request was undone. The lock
     /// is not acquired; a new attempt needs a new request.
     AlreadyUsed,
+}
+
+/// The outcome of an acquire of one of several locks.
+#[derive(Clone, Debug)]
+#[must_use]
+pub enum AcquireAnyOutcome<F: Fencing = Fenced> {
+    /// The request holds the lock of this key.
+    Acquired {
+        /// The key of the lock.
+        key: Key,
+        /// The lease of the lock.
+        lease: Lease<F>,
+    },
+    /// Other requests hold all of the locks.
+    Contended {
+        /// How long until the first of them is dead unless it is extended, if that is known.
+        expires_in: Option<Duration>,
+    },
 }
 
 /// A granted lock.

@@ -9,8 +9,8 @@ use std::time::Instant;
 use super::LockBackend;
 use super::callback_queue::SinkHandle;
 use super::event::{EngineEvent, EventSink, LockEvent, Operation, Reason};
-use super::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
-use super::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
+use super::outcome::{AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, ReleaseOutcome};
+use super::request::{AcquireAnyRequest, AcquireRequest, ExtendRequest, ReleaseRequest};
 use super::stored_lock::StoredLock;
 use crate::common::error::Result;
 use crate::common::key::Key;
@@ -99,6 +99,21 @@ impl Recorder {
         let granted = Some(request.lock_id());
         self.record(backend, Operation::Acquire, subject, backend.acquire(request), judge, granted)
             .await
+    }
+
+    pub(crate) async fn acquire_any<B: LockBackend>(
+        &self,
+        backend: &B,
+        request: &AcquireAnyRequest,
+    ) -> Result<AcquireAnyOutcome<B::Fencing>> {
+        let subject = Subject { key: request.keys().first(), lock_id: None };
+        let judge = |outcome: &AcquireAnyOutcome<B::Fencing>| match outcome {
+            AcquireAnyOutcome::Acquired { .. } => (true, None),
+            AcquireAnyOutcome::Contended { .. } => (false, Some(Reason::Locked)),
+        };
+        let granted = Some(request.first().lock_id());
+        let call = backend.acquire_any(request);
+        self.record(backend, Operation::Acquire, subject, call, judge, granted).await
     }
 
     pub(crate) async fn release<B: LockBackend>(

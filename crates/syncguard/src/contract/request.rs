@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::error::Result;
+use crate::common::error::{Error, Result};
 use crate::common::holder::{BreakNote, HolderInfo};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
@@ -81,6 +81,54 @@ impl AcquireRequest {
     #[must_use]
     pub fn holder(&self) -> Option<&HolderInfo> {
         self.holder.as_ref()
+    }
+}
+
+/// A request to acquire one of several locks, whichever is free.
+///
+/// It has one lock id, whichever lock it gets. Unlike an [`AcquireRequest`] it must not be sent
+/// again: if the outcome is unknown, undo it and make a new one.
+#[derive(Clone, Debug)]
+pub struct AcquireAnyRequest {
+    keys: Arc<[Key]>,
+    request: AcquireRequest,
+}
+
+impl AcquireAnyRequest {
+    /// Creates a request with a new lock id. The locks are tried in the order of their keys here.
+    pub fn new(keys: Arc<[Key]>, ttl: Ttl) -> Result<Self> {
+        let first = keys.first().cloned().ok_or_else(|| Error::invalid("no key to lock"))?;
+        Ok(Self { keys, request: AcquireRequest::new(first, ttl)? })
+    }
+
+    /// Creates a request for several locks with the lock id of a request for the first of them.
+    pub(crate) fn of(keys: Arc<[Key]>, request: AcquireRequest) -> Self {
+        Self { keys, request }
+    }
+
+    /// Sets who will hold the lock. A backend stores it with the lock, for display.
+    #[must_use]
+    pub fn with_holder(mut self, holder: Option<HolderInfo>) -> Self {
+        self.request = self.request.with_holder(holder);
+        self
+    }
+
+    /// Returns the keys, of which there is at least one.
+    #[must_use]
+    pub fn keys(&self) -> &[Key] {
+        &self.keys
+    }
+
+    /// Returns the request for one of the keys alone.
+    #[must_use]
+    pub fn for_key(&self, key: &Key) -> AcquireRequest {
+        AcquireRequest { key: key.clone(), ..self.request.clone() }
+    }
+
+    /// Returns the request for the first key, which has the same lock id, TTL and holder.
+    #[must_use]
+    pub fn first(&self) -> &AcquireRequest {
+        &self.request
     }
 }
 

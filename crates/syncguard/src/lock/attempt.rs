@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::acquisition::{Acquisition, Verdict};
-use super::cleanup::undo_later;
+use super::cleanup::{AcquireReply, undo_later};
 use super::clock::LocalInstant;
-use super::context::Context;
+use super::context::{Context, Engine};
 use super::detach::DetachOnDrop;
 use super::guard::LockGuard;
 use super::shared_lease::Grant;
@@ -15,8 +15,9 @@ use super::wait_queue::Ticket;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::key::Key;
 use crate::contract::LockBackend;
-use crate::contract::outcome::{AcquireOutcome, Lease};
-use crate::contract::request::AcquireRequest;
+use crate::contract::acquire_any::Soonest;
+use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome, Lease};
+use crate::contract::request::{AcquireAnyRequest, AcquireRequest};
 
 /// The result of an attempt.
 pub(super) enum Attempted<B: LockBackend> {
@@ -27,7 +28,9 @@ pub(super) enum Attempted<B: LockBackend> {
 /// One call of `lock` or `try_lock`, as its attempts need to know it.
 pub(super) struct LockCall<'a, B> {
     pub(super) context: &'a Arc<Context<B>>,
+    /// The key, or the name of the queue if any of several locks will do.
     pub(super) key: &'a Key,
+    pub(super) any_of: Option<&'a Arc<[Key]>>,
     pub(super) started: LocalInstant,
     /// How often the store was asked.
     pub(super) attempts: AtomicU32,
@@ -58,23 +61,63 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
         Self { call, ticket, is_new, unsettled: None }
     }
 
-    /// Asks the store once.
+    /// Asks the store once, or twice for many locks of which any will do.
     pub(super) async fn ask(&mut self) -> Result<Attempted<B>> {
-        let mut acquisition = self.begin()?;
+        match self.call.any_of {
+            None => self.ask_for(None).await,
+            // Boxed, so that ordinary waiters are smaller.
+            Some(keys) => Box::pin(self.ask_for_any(keys)).await,
+        }
+    }
+
+    /// Asks for some of the locks and, if there are more, for the others: a large request is
+    /// needed only if most locks are held.
+    async fn ask_for_any(&mut self, keys: &Arc<[Key]>) -> Result<Attempted<B>> {
+        const FIRST: usize = 64;
+        if keys.len() <= FIRST {
+            return self.ask_for(Some(Arc::clone(keys))).await;
+        }
+        let mut soonest = Soonest::default();
+        for part in [&keys[..FIRST], &keys[FIRST..]] {
+            match self.ask_for(Some(part.into())).await? {
+                Attempted::Contended { expires_in } => soonest.add(expires_in),
+                acquired @ Attempted::Acquired(_) => return Ok(acquired),
+            }
+        }
+        Ok(Attempted::Contended { expires_in: soonest.expires_in() })
+    }
+
+    /// Asks the store once: for the lock of the key, or for any of several.
+    async fn ask_for(&mut self, any_of: Option<Arc<[Key]>>) -> Result<Attempted<B>> {
+        let mut acquisition = self.begin(any_of.as_deref())?;
         self.call.attempts.fetch_add(1, Ordering::Relaxed);
         let (context, request) = (Arc::clone(self.call.context), acquisition.request().clone());
         // The context is returned with the answer, for the guard.
         let call = async move {
-            let engine = &context.engine;
-            let answer = engine.recorder.acquire(&engine.backend, &request).await;
-            (answer, context)
+            let Engine { recorder, backend, .. } = &*context.engine;
+            let (answer, key) = match any_of {
+                None => (recorder.acquire(backend, &request).await, None),
+                Some(keys) => {
+                    let request = AcquireAnyRequest::of(keys, request);
+                    match Box::pin(recorder.acquire_any(backend, &request)).await {
+                        Ok(AcquireAnyOutcome::Acquired { key, lease }) => {
+                            (Ok(AcquireOutcome::Acquired(lease)), Some(key))
+                        }
+                        Ok(AcquireAnyOutcome::Contended { expires_in }) => {
+                            (Ok(AcquireOutcome::Contended { expires_in }), None)
+                        }
+                        Err(error) => (Err(error), None),
+                    }
+                }
+            };
+            AcquireReply { answer, key, context }
         };
         let detach = |rest| undo_later(self.call.context, acquisition.clone(), rest);
-        let (answer, context) = DetachOnDrop::new(call, detach).await;
+        let AcquireReply { answer, key, context } = DetachOnDrop::new(call, detach).await;
         let verdict = acquisition.answered(&answer);
         let found = match (verdict, answer) {
             (Verdict::Granted, Ok(AcquireOutcome::Acquired(lease))) => {
-                return Ok(Attempted::Acquired(self.guard(context, acquisition, &lease)));
+                return Ok(Attempted::Acquired(self.guard(context, key, acquisition, &lease)));
             }
             (Verdict::NotGranted, Ok(AcquireOutcome::Contended { expires_in })) => {
                 Ok(Attempted::Contended { expires_in })
@@ -94,10 +137,11 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
 
     /// Returns the request to send: the one with an open copy while repeating it is worthwhile, or
     /// a new one.
-    fn begin(&mut self) -> Result<Acquisition> {
+    fn begin(&mut self, any_of: Option<&[Key]>) -> Result<Acquisition> {
         let is_new = std::mem::take(&mut self.is_new);
         let now = if is_new { self.call.started } else { self.call.context.engine.ticker.now() };
-        if let Some(unsettled) = &mut self.unsettled
+        if any_of.is_none()
+            && let Some(unsettled) = &mut self.unsettled
             && unsettled.is_worth_repeating(now)
         {
             unsettled.sent_again(now);
@@ -105,13 +149,15 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
         }
         self.undo_unsettled();
         let context = self.call.context;
-        let request = AcquireRequest::new(self.call.key.clone(), context.options.ttl)?;
+        let key = any_of.and_then(<[Key]>::first).unwrap_or(self.call.key);
+        let request = AcquireRequest::new(key.clone(), context.options.ttl)?;
         Ok(Acquisition::new(request.with_holder(context.holder.clone()), now))
     }
 
     fn guard(
         &self,
         context: Arc<Context<B>>,
+        key: Option<Key>,
         acquisition: Acquisition,
         lease: &Lease<B::Fencing>,
     ) -> LockGuard<B> {
@@ -124,8 +170,13 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
             sent: acquisition.first_sent(),
             ttl: acquisition.request().ttl(),
             unsettled: acquisition.is_open().then(|| Box::new(acquisition)),
+            also_wakes: key.is_some().then(|| self.call.key.clone()),
         };
-        LockGuard::new(context, self.call.key.clone(), grant, self.ticket)
+        match key {
+            None => LockGuard::new(context, self.call.key.clone(), grant, self.ticket),
+            // The queue is not that of the lock.
+            Some(key) => LockGuard::new(context, key, grant, None),
+        }
     }
 
     fn undo_unsettled(&mut self) {

@@ -10,13 +10,19 @@ use super::clock::LocalInstant;
 use super::context::Context;
 use super::release_errors::{ReleaseContext, ReleaseSource};
 use crate::common::error::{Error, ErrorCode, Result};
+use crate::common::key::Key;
 use crate::contract::outcome::{AcquireOutcome, ReleaseOutcome};
 use crate::contract::request::ReleaseRequest;
 use crate::contract::{BoxFuture, LockBackend};
 
-/// The result of an acquire, with the context of the call.
-pub(super) type AcquireReply<B> =
-    (Result<AcquireOutcome<<B as LockBackend>::Fencing>>, Arc<Context<B>>);
+/// The result of an acquire.
+pub(super) struct AcquireReply<B: LockBackend> {
+    pub(super) answer: Result<AcquireOutcome<B::Fencing>>,
+    /// The key of the granted lock, if any of several would do.
+    pub(super) key: Option<Key>,
+    /// The context of the call.
+    pub(super) context: Arc<Context<B>>,
+}
 
 /// Undoes an abandoned acquisition in the background. `rest` is the copy that is still in progress,
 /// if there is one.
@@ -50,8 +56,8 @@ async fn undo<B: LockBackend>(
     if let Some(rest) = rest {
         tokio::select! {
             biased;
-            (answer, _context) = rest => {
-                acquisition.answered(&answer);
+            reply = rest => {
+                acquisition.answered(&reply.answer);
             }
             () = ticker.sleep_until(dead_at) => return Ok(()),
         }

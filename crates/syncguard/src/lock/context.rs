@@ -1,7 +1,8 @@
 //! State that a locker, its waits and its guards share.
 
-use std::sync::Arc;
+use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -16,6 +17,7 @@ use crate::common::error::{Error, Result};
 use crate::common::fence::Fence;
 use crate::common::holder::HolderInfo;
 use crate::common::key::Key;
+use crate::common::sharded::Sharded;
 use crate::contract::LockBackend;
 use crate::contract::event::{EngineEvent, EngineEventKind};
 use crate::contract::recorder::Recorder;
@@ -90,6 +92,8 @@ pub(super) struct Engine<B> {
     pub(super) backend: B,
     pub(super) ticker: Ticker,
     pub(super) wait_queues: WaitQueues,
+    /// What primitives keep for as long as one of them exists, by name.
+    pub(super) shared_states: Sharded<Key, Weak<dyn Any + Send + Sync>>,
     pub(super) background: Background,
     pub(super) poll_interval: Duration,
     pub(super) recorder: Recorder,
@@ -113,6 +117,7 @@ impl<B> Engine<B> {
             backend,
             ticker,
             wait_queues: WaitQueues::new(),
+            shared_states: Sharded::new(),
             background,
             poll_interval,
             recorder,

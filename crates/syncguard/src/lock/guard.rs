@@ -279,13 +279,18 @@ macro_rules! lease_methods {
             #[must_use]
             pub fn lost_token(&self) -> CancellationToken {
                 let token = CancellationToken::new();
+                self.cancel_when_lost(&token);
+                token
+            }
+
+            /// Cancels a token when the lock is no longer held.
+            pub(crate) fn cancel_when_lost(&self, token: &CancellationToken) {
                 // The token is canceled however the task ends, even if its runtime shuts down.
                 let (handle, cancel_on_drop) = (self.handle(), token.clone().drop_guard());
                 self.0.context.engine.background.spawn_untracked(async move {
                     handle.lost().await;
                     drop(cancel_on_drop);
                 });
-                token
             }
         }
 

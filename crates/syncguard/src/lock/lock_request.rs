@@ -48,7 +48,9 @@ pub struct LockRequest<'a, B: LockBackend> {
 
 enum State<'a, B: LockBackend> {
     New {
+        /// The key, or the name of the queue if any of several locks will do.
         key: Result<Key>,
+        any_of: Option<Arc<[Key]>>,
         /// `None` for the locker's own.
         options: Option<Box<LockOptions>>,
     },
@@ -58,7 +60,13 @@ enum State<'a, B: LockBackend> {
 
 impl<'a, B: LockBackend> LockRequest<'a, B> {
     pub(super) fn new(context: &'a Arc<Context<B>>, key: Result<Key>) -> Self {
-        Self { context, state: State::New { key, options: None } }
+        Self { context, state: State::New { key, any_of: None, options: None } }
+    }
+
+    /// Creates a request for any of several locks, whose waiters are in one queue.
+    pub(super) fn any_of(context: &'a Arc<Context<B>>, queue: Key, keys: Arc<[Key]>) -> Self {
+        let (key, any_of) = (Ok(queue), Some(keys));
+        Self { context, state: State::New { key, any_of, options: None } }
     }
 
     option_setters!();
@@ -68,7 +76,7 @@ impl<'a, B: LockBackend> LockRequest<'a, B> {
             // Possible only if the request is polled by hand. Its wait is dropped, and leaves no
             // lock behind.
             let error = Error::invalid("options of a lock request cannot change while it waits");
-            self.state = State::New { key: Err(error), options: None };
+            self.state = State::New { key: Err(error), any_of: None, options: None };
         }
         let State::New { options, .. } = &mut self.state else {
             unreachable!("BUG: it was made new above")
@@ -83,8 +91,8 @@ impl<'a, B: LockBackend> LockRequest<'a, B> {
     /// If dropped before it completes, the attempt continues in the background and a lock that it
     /// gets is released.
     pub async fn try_now(mut self) -> Result<Option<LockGuard<B>>> {
-        let (context, key) = self.begin()?;
-        Wait::new(context.get(), &key).once().await
+        let (context, key, any_of) = self.begin()?;
+        Wait::new(context.get(), &key, any_of.as_ref()).once().await
     }
 
     /// Waits for at most this long. Returns `None` if the lock is still held then. A store that
@@ -97,16 +105,7 @@ impl<'a, B: LockBackend> LockRequest<'a, B> {
         if limit.is_zero() {
             return self.try_now().await;
         }
-        match self.timeout(limit).await {
-            Ok(guard) => Ok(Some(guard)),
-            Err(error)
-                if error.code() == ErrorCode::AcquisitionTimeout
-                    && std::error::Error::source(&error).is_none() =>
-            {
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
+        none_if_held(self.timeout(limit).await)
     }
 
     /// Waits for the lock, runs `work` under it, and releases it. See
@@ -142,8 +141,10 @@ impl<'a, B: LockBackend> LockRequest<'a, B> {
     }
 
     /// Returns the context and the key of the wait. Invalid input is reported here, before any I/O.
-    fn begin(&mut self) -> Result<(OptionsInUse<'a, B>, Key)> {
-        let State::New { key, options } = std::mem::replace(&mut self.state, State::Done) else {
+    #[expect(clippy::type_complexity, reason = "the parts of one request")]
+    fn begin(&mut self) -> Result<(OptionsInUse<'a, B>, Key, Option<Arc<[Key]>>)> {
+        let State::New { key, any_of, options } = std::mem::replace(&mut self.state, State::Done)
+        else {
             panic!("a lock request was polled after it completed");
         };
         let key = key?;
@@ -161,7 +162,21 @@ impl<'a, B: LockBackend> LockRequest<'a, B> {
                 OptionsInUse::Own(Arc::new(Context { engine, options, holder }))
             }
         };
-        Ok((context, key))
+        Ok((context, key, any_of))
+    }
+}
+
+/// Turns the error of a wait that timed out into `None`, unless the store failed.
+pub(crate) fn none_if_held<T>(acquired: Result<T>) -> Result<Option<T>> {
+    match acquired {
+        Ok(guard) => Ok(Some(guard)),
+        Err(error)
+            if error.code() == ErrorCode::AcquisitionTimeout
+                && std::error::Error::source(&error).is_none() =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -195,14 +210,16 @@ impl<B: LockBackend> Future for LockRequest<'_, B> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut std::task::Context<'_>) -> Poll<Self::Output> {
         if let State::New { .. } = self.state {
-            let (options, key) = self.begin()?;
+            let (options, key, any_of) = self.begin()?;
             let span = tracing::debug_span!(
                 target: "syncguard::engine",
                 "wait",
                 key_hash = %key.hash_id(),
                 label = options.get().options.label.as_deref(),
             );
-            let wait = async move { Wait::new(options.get(), &key).until_acquired().await };
+            let wait = async move {
+                Wait::new(options.get(), &key, any_of.as_ref()).until_acquired().await
+            };
             // Without a span the future is smaller.
             self.state = State::Waiting(if span.is_disabled() {
                 Box::pin(wait)

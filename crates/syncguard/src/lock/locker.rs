@@ -326,6 +326,7 @@ impl<B: LockBackend> Locker<B> {
             sent,
             ttl: self.context().options.ttl,
             unsettled: None,
+            also_wakes: None,
         };
         Ok(Some(LockGuard::new(Arc::clone(self.context()), stored.key, grant, None)))
     }
@@ -389,11 +390,12 @@ impl<B: LockBackend> Locker<B> {
         count
     }
 
-    fn context(&self) -> &Arc<Context<B>> {
+    pub(super) fn context(&self) -> &Arc<Context<B>> {
         self.contexts.here()
     }
 
-    fn key<K>(&self, key: K) -> Result<Key>
+    /// Returns a key with the prefix of this locker.
+    pub(crate) fn key<K>(&self, key: K) -> Result<Key>
     where
         K: TryInto<Key>,
         Error: From<K::Error>,
@@ -405,13 +407,18 @@ impl<B: LockBackend> Locker<B> {
         }
     }
 
+    /// Returns the same locker without a prefix, for keys that have it already.
+    pub(crate) fn unscoped(&self) -> Self {
+        Self { contexts: self.contexts.clone(), scope: None }
+    }
+
     /// Returns how many keys are waited for or held here.
     #[cfg(test)]
     pub(super) fn waits_and_holds(&self) -> usize {
         self.context().engine.wait_queues.len()
     }
 
-    fn check_not_shut_down(&self) -> Result<()> {
+    pub(super) fn check_not_shut_down(&self) -> Result<()> {
         if self.context().engine.is_shut_down() {
             return Err(Error::shut_down());
         }

@@ -32,6 +32,8 @@ pub(crate) mod lock_request;
 
 pub(crate) mod locker;
 
+mod extension;
+
 // Only tests.
 mod protocol;
 mod schedules;

@@ -43,6 +43,9 @@ pub struct LockOptions {
     pub(crate) release_timeout: Option<Duration>,
     pub(crate) on_release_error: Option<ReleaseErrors>,
     pub(crate) label: Option<Arc<str>>,
+    /// Whether waiters of other processes get the lock in about the order in which they came, which
+    /// makes some of them pause before they ask.
+    pub(crate) is_ordered: bool,
     /// The error of an invalid value, reported where the options are used.
     invalid: Option<Error>,
 }
@@ -63,6 +66,7 @@ impl Default for LockOptions {
             release_timeout: None,
             on_release_error: None,
             label: None,
+            is_ordered: true,
             invalid: None,
         }
     }
@@ -210,7 +214,7 @@ macro_rules! option_setters {
         }
     };
 }
-pub(super) use option_setters;
+pub(crate) use option_setters;
 
 impl LockOptions {
     /// The longest delay of a long wait without notifications.
@@ -222,14 +226,14 @@ impl LockOptions {
         self
     }
 
-    pub(super) fn set_ttl(&mut self, ttl: Result<Ttl>) {
+    pub(crate) fn set_ttl(&mut self, ttl: Result<Ttl>) {
         match ttl {
             Ok(ttl) => (self.ttl, self.invalid) = (ttl, None),
             Err(error) => self.invalid = Some(error),
         }
     }
 
-    pub(super) fn set_wait_forever(&mut self) {
+    pub(crate) fn set_wait_forever(&mut self) {
         self.timeout = None;
         if let Some(retry) = &mut self.retry {
             retry.max_retries = None;

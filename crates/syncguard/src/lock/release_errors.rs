@@ -52,7 +52,7 @@ pub(crate) struct ReleaseErrors {
 }
 
 impl ReleaseErrors {
-    pub(super) fn new(callback: impl Fn(&Error, &ReleaseContext) + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(callback: impl Fn(&Error, &ReleaseContext) + Send + Sync + 'static) -> Self {
         Self { callback: Arc::new(callback), queue: Arc::default() }
     }
 

@@ -41,6 +41,8 @@ pub(super) struct SharedLease<B: LockBackend> {
     pub(super) token: <B::Fencing as Fencing>::Token,
     /// When the caller began to wait for it.
     wanted_since: LocalInstant,
+    /// Another queue whose first waiter can take this lock.
+    also_wakes: Option<Key>,
     inner: Mutex<Inner>,
     /// Notified when the state changes.
     changed: Notify,
@@ -90,6 +92,8 @@ pub(super) struct Grant<F: Fencing> {
     pub(super) ttl: Ttl,
     /// The acquisition, if a copy of its request is still open.
     pub(super) unsettled: Option<Box<Acquisition>>,
+    /// Another queue whose first waiter can take the lock.
+    pub(super) also_wakes: Option<Key>,
 }
 
 impl<F: Fencing> Grant<F> {
@@ -121,6 +125,7 @@ impl<B: LockBackend> SharedLease<B> {
             lock_id: grant.lock_id,
             token: grant.token,
             wanted_since: grant.wanted_since,
+            also_wakes: grant.also_wakes,
             inner: Mutex::new(Inner {
                 state,
                 expires_at: grant.expires_at,
@@ -259,7 +264,15 @@ impl<B: LockBackend> SharedLease<B> {
     fn note_released(&self) {
         let was_given_back = std::mem::replace(&mut self.inner().is_given_back, true);
         if !was_given_back {
-            self.context.engine.wait_queues.note_released(&self.key);
+            self.wake_queues();
+        }
+    }
+
+    fn wake_queues(&self) {
+        let wait_queues = &self.context.engine.wait_queues;
+        wait_queues.note_released(&self.key);
+        if let Some(queue) = &self.also_wakes {
+            wait_queues.wake_head(queue);
         }
     }
 
@@ -276,7 +289,7 @@ impl<B: LockBackend> SharedLease<B> {
             undo_later(&self.context, *acquisition, None);
         }
         if !was_given_back {
-            self.context.engine.wait_queues.note_released(&self.key);
+            self.wake_queues();
         }
         seen
     }
@@ -558,7 +571,8 @@ impl<B: LockBackend> SharedLease<B> {
         let request = ReleaseRequest::new(self.lock_id).with_hint(hint);
         let let_go_at = self.inner().state.let_go_at();
         let age = let_go_at.map_or(Duration::ZERO, |at| at.since(self.wanted_since));
-        if is_worth_order(age) { request.with_holder_age(age) } else { request }
+        let is_ordered = self.context.options.is_ordered && is_worth_order(age);
+        if is_ordered { request.with_holder_age(age) } else { request }
     }
 
     /// Returns until when a release that begins now may be retried.

@@ -1,7 +1,7 @@
 //! Waits for a lock: in order within this process, woken by the store's notifications where it
 //! sends them, with polling as a fallback.
 
-use std::future::{pending, poll_fn};
+use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -23,11 +23,11 @@ use crate::common::backoff::random_fraction;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::fence::Fence;
 use crate::common::holder::HolderInfo;
+use crate::common::join::join_all;
 use crate::common::key::Key;
 use crate::common::sync::Mutex;
 use crate::contract::LockBackend;
 use crate::contract::event::{EngineEventKind, WaitOutcome};
-use crate::contract::notifier::Subscription;
 
 /// One call of `lock` or `try_lock`.
 pub(super) struct Wait<'a, B: LockBackend> {
@@ -56,11 +56,17 @@ enum Holder {
 }
 
 impl<'a, B: LockBackend> Wait<'a, B> {
-    pub(super) fn new(context: &'a Arc<Context<B>>, key: &'a Key) -> Self {
+    /// Creates a wait for the lock of a key, or for any of several locks, in the queue of `key`.
+    pub(super) fn new(
+        context: &'a Arc<Context<B>>,
+        key: &'a Key,
+        any_of: Option<&'a Arc<[Key]>>,
+    ) -> Self {
         Self {
             call: LockCall {
                 context,
                 key,
+                any_of,
                 started: context.engine.ticker.now(),
                 attempts: AtomicU32::new(0),
                 hand_over_us: AtomicU32::new(0),
@@ -210,15 +216,28 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         // A lock that this process holds itself is not asked for until it is released. But with one
         // attempt and no retries there is no time to wait for that.
         let mut holder = Holder::Here;
-        if queue.held_until().is_none() || self.call.context.options.max_retries() == Some(0) {
+        if !self.is_held_here(queue) || self.call.context.options.max_retries() == Some(0) {
             match self.ask(queue, &mut head, &mut attempts).await? {
                 Attempted::Acquired(guard) => return Ok(guard),
                 Attempted::Contended { expires_in } => holder = Holder::Elsewhere { expires_in },
             }
+        } else if self.call.any_of.is_some() {
+            holder = Holder::Elsewhere { expires_in: None };
         }
         self.note_waiting();
         // Boxed, because only the first waiter of a key needs it.
         Box::pin(self.contend(queue, head, attempts, holder, schedule)).await
+    }
+
+    /// Returns whether this process holds the lock, or all locks of which any will do.
+    fn is_held_here(&self, queue: &WaitQueue) -> bool {
+        match self.call.any_of {
+            None => queue.held_until().is_some(),
+            Some(keys) => {
+                let wait_queues = &self.call.context.engine.wait_queues;
+                keys.iter().all(|key| wait_queues.is_held(key))
+            }
+        }
     }
 
     /// Reports once that this call has to wait.
@@ -296,7 +315,13 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 Attempted::Contended { .. } if queue.held_until().is_some() => {
                     holder = Holder::Here;
                 }
-                Attempted::Contended { expires_in } => holder = Holder::Elsewhere { expires_in },
+                Attempted::Contended { expires_in } => {
+                    if self.call.any_of.is_some() && released_at.is_some() {
+                        // Another process took what was released.
+                        head.fairness.met_others();
+                    }
+                    holder = Holder::Elsewhere { expires_in };
+                }
             }
         }
     }
@@ -320,14 +345,14 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             answer.as_ref().err().cloned();
         match answer {
             Ok(Attempted::Acquired(guard)) => {
-                head.fairness.granted(guard.try_fence());
-                if let Some(subscription) = &mut head.subscription {
-                    subscription.mark_seen();
+                if self.call.any_of.is_none() {
+                    head.fairness.granted(guard.try_fence());
                 }
+                head.mark_seen();
                 Ok(Attempted::Acquired(guard))
             }
             Ok(taken) => {
-                if queue.held_until().is_none() {
+                if queue.held_until().is_none() && self.call.any_of.is_none() {
                     head.fairness.met_others();
                 }
                 Ok(taken)
@@ -390,25 +415,24 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         const LEAST: Duration = Duration::from_millis(5);
         let ticker = &self.call.context.engine.ticker;
         let free_at = expires_in.map(|expires_in| ticker.now() + expires_in.max(LEAST));
-        let is_working = head.subscription.as_ref().is_some_and(Subscription::is_working);
-        let cap = is_working.then_some(self.call.context.engine.poll_interval);
+        let cap = head.is_notified().then_some(self.call.context.engine.poll_interval);
         let ask_at = self.next_retry(schedule, cap)?;
         if self.subscribe(head).await {
             return Ok(None);
         }
-        let woken = async {
-            match &mut head.subscription {
-                Some(subscription) => subscription.notified().await,
-                None => pending().await,
-            }
-        };
         let released_at = tokio::select! {
             biased;
-            () = queue.released.notified() => Some(ticker.now()),
-            holder_age = woken => {
+            () = queue.released.notified() => {
+                let released_at = ticker.now();
+                if self.call.any_of.is_some() && head.fairness.count_handoff() {
+                    self.let_others_go_first(head).await;
+                }
+                Some(released_at)
+            }
+            holder_age = head.notified() => {
                 let released_at = ticker.now();
                 if let Some(holder_age) = holder_age
-                    && !head.subscription.as_ref().is_some_and(Subscription::is_alone)
+                    && !head.is_alone()
                 {
                     let waited = released_at.since(self.call.started);
                     ticker.sleep(pause_in_order(waited, holder_age)).await;
@@ -432,14 +456,12 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         const ROUND: Duration = Duration::from_millis(10);
         const HEAD_START: Duration = Duration::from_millis(1);
         let is_new = self.subscribe(head).await;
-        if let Some(subscription) = &mut head.subscription {
-            if subscription.is_alone() {
-                return;
-            }
-            if !is_new {
-                // Whether the notification came or not, the round is over.
-                drop(tokio::time::timeout(ROUND, subscription.notified()).await);
-            }
+        if head.is_alone() {
+            return;
+        }
+        if !is_new && !head.subscriptions.is_empty() {
+            // Whether the notification came or not, the round is over.
+            drop(tokio::time::timeout(ROUND, head.notified()).await);
         }
         self.call.context.engine.ticker.sleep(HEAD_START).await;
     }
@@ -448,10 +470,14 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     /// subscription is new: the caller must then make one more attempt before it waits, because a
     /// release may have come just before.
     async fn subscribe(&self, head: &mut QueueHead) -> bool {
+        /// Of more locks, only some are listened to; releases of the others are found by polling.
+        const MOST_SUBSCRIPTIONS: usize = 64;
         /// The pause after a subscription that failed.
         const LEFT_ALONE: Duration = Duration::from_secs(10);
         let ticker = &self.call.context.engine.ticker;
-        if head.subscription.is_some() || head.subscribe_after.is_some_and(|at| ticker.now() < at) {
+        if !head.subscriptions.is_empty()
+            || head.subscribe_after.is_some_and(|at| ticker.now() < at)
+        {
             return false;
         }
         // Set before subscribing: if this waiter gives up in the meantime, the next one does not
@@ -460,12 +486,23 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         // Limited, because this waiter notices nothing else in the meantime.
         let limit = ticker.now() + self.call.context.engine.poll_interval;
         let backend = &self.call.context.engine.backend;
-        head.subscription = tokio::select! {
-            biased;
-            subscription = backend.subscribe(self.call.key) => subscription,
-            () = ticker.sleep_until(limit) => None,
+        let subscribed = async {
+            match self.call.any_of {
+                None => backend.subscribe(self.call.key).await.into_iter().collect(),
+                Some(keys) => {
+                    let keys = keys.iter().take(MOST_SUBSCRIPTIONS);
+                    let all = join_all(keys.map(|key| backend.subscribe(key))).await;
+                    // With some of them, a missed release would go unnoticed.
+                    all.into_iter().collect::<Option<Vec<_>>>().unwrap_or_default()
+                }
+            }
         };
-        head.subscription.is_some()
+        head.subscriptions = tokio::select! {
+            biased;
+            subscriptions = subscribed => subscriptions,
+            () = ticker.sleep_until(limit) => Vec::new(),
+        };
+        !head.subscriptions.is_empty()
     }
 
     /// Returns who holds the lock that was not acquired, if the store reports it in time.
@@ -477,7 +514,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             // It was never asked for, because this process holds it.
             return context.holder.clone();
         }
-        if self.has_failed.load(Ordering::Relaxed) {
+        if self.has_failed.load(Ordering::Relaxed) || self.call.any_of.is_some() {
             return None;
         }
         let lookup = context.engine.backend.lookup_key(self.call.key);

@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 
 use super::clock::LocalInstant;
 use crate::common::fence::Fence;
+use crate::common::join::first_of;
 use crate::common::key::Key;
 use crate::common::sharded::Sharded;
 use crate::common::sync::{Mutex, MutexGuard};
@@ -70,11 +71,35 @@ impl WaitQueue {
 /// State that the first waiter passes on to the next.
 #[derive(Debug, Default)]
 pub(super) struct QueueHead {
-    /// The subscription, kept from waiter to waiter.
-    pub(super) subscription: Option<Subscription>,
+    /// The subscriptions, kept from waiter to waiter: one for each key that is waited for.
+    pub(super) subscriptions: Vec<Subscription>,
     /// Without a subscription: when to try to subscribe again.
     pub(super) subscribe_after: Option<LocalInstant>,
     pub(super) fairness: Fairness,
+}
+
+impl QueueHead {
+    /// Returns whether notifications arrive at the moment.
+    pub(super) fn is_notified(&self) -> bool {
+        !self.subscriptions.is_empty() && self.subscriptions.iter().all(Subscription::is_working)
+    }
+
+    /// Returns whether certainly no other waiter is notified, in any process.
+    pub(super) fn is_alone(&self) -> bool {
+        !self.subscriptions.is_empty() && self.subscriptions.iter().all(Subscription::is_alone)
+    }
+
+    pub(super) fn mark_seen(&mut self) {
+        self.subscriptions.iter_mut().for_each(Subscription::mark_seen);
+    }
+
+    /// Waits for a notification. Without a subscription it never completes.
+    pub(super) async fn notified(&mut self) -> Option<Duration> {
+        match &mut *self.subscriptions {
+            [only] => only.notified().await,
+            several => first_of(several.iter_mut().map(Subscription::notified)).await,
+        }
+    }
 }
 
 /// Decides when this process lets other processes go first.
@@ -202,6 +227,16 @@ impl WaitQueues {
         if let Some(entry) = self.by_key.shard_of(key).get(key) {
             entry.queue.released.notify_one();
         }
+    }
+
+    /// Returns whether a task of this process waits for the lock of a key or holds it.
+    pub(super) fn is_wanted(&self, key: &Key) -> bool {
+        self.by_key.shard_of(key).contains_key(key)
+    }
+
+    /// Returns whether this process holds the lock of a key.
+    pub(super) fn is_held(&self, key: &Key) -> bool {
+        self.by_key.shard_of(key).get(key).is_some_and(|entry| entry.queue.held_until().is_some())
     }
 
     /// Returns the queue, and how many tickets it had before.

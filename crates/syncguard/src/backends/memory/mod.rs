@@ -23,14 +23,18 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{Timestamp, is_live};
 use crate::contract::LockBackend;
+use crate::contract::acquire_any::Soonest;
 use crate::contract::admin::Admin;
 use crate::contract::break_notes::BreakNotes;
 use crate::contract::capabilities::{Capabilities, TimeAuthority};
 use crate::contract::notifier::{Notifier, Subscription};
 use crate::contract::outcome::{
-    AcquireOutcome, ExtendOutcome, Extension, Lease, NotHeldReason, ReleaseOutcome,
+    AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, Extension, Lease, NotHeldReason,
+    ReleaseOutcome,
 };
-use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, ReleaseRequest};
+use crate::contract::request::{
+    AcquireAnyRequest, AcquireRequest, ExtendRequest, Hint, ReleaseRequest,
+};
 use crate::contract::stored_lock::StoredLock;
 pub use config::MemoryConfig;
 pub(crate) use record::Record;
@@ -209,6 +213,20 @@ impl LockBackend for MemoryBackend {
         }
         fence.warn_near_the_end(key);
         Ok(AcquireOutcome::Acquired(Lease::new(fence, expires_at)))
+    }
+
+    async fn acquire_any(&self, request: &AcquireAnyRequest) -> Result<AcquireAnyOutcome> {
+        let mut soonest = Soonest::default();
+        for key in request.keys() {
+            match self.acquire(&request.for_key(key)).await? {
+                AcquireOutcome::Acquired(lease) => {
+                    return Ok(AcquireAnyOutcome::Acquired { key: key.clone(), lease });
+                }
+                AcquireOutcome::Contended { expires_in } => soonest.add(expires_in),
+                AcquireOutcome::AlreadyUsed => soonest.add(None),
+            }
+        }
+        Ok(soonest.contended())
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

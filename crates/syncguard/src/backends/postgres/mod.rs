@@ -11,6 +11,7 @@
 //! [The guide](https://github.com/syncguard/syncguard/blob/main/docs/guide/postgres.md)
 //! describes connection URLs, permissions, and what can make fences go backwards.
 
+mod acquire_any;
 mod admin;
 mod callers_pool;
 mod config;
@@ -47,9 +48,9 @@ use crate::contract::capabilities::{Capabilities, TimeAuthority};
 use crate::contract::finding::Finding;
 use crate::contract::notifier::Subscription;
 use crate::contract::outcome::{
-    AcquireOutcome, ExtendOutcome, Extension, NotHeldReason, ReleaseOutcome,
+    AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, Extension, NotHeldReason, ReleaseOutcome,
 };
-use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
+use crate::contract::request::{AcquireAnyRequest, AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
 pub use callers_pool::{ClientPool, Loan, PooledClient};
 pub use config::PostgresConfig;
@@ -245,6 +246,16 @@ impl LockBackend for PostgresBackend {
             acquired = self.try_acquire(request).await;
         }
         acquired.map_err(|error| named(error.with_key(request.key()), "acquire"))
+    }
+
+    async fn acquire_any(&self, request: &AcquireAnyRequest) -> Result<AcquireAnyOutcome> {
+        let stores_holders = self.shared.pool.stores_holders();
+        let mut acquired = self.try_acquire_any(request).await;
+        if acquired.is_err() && stores_holders && !self.shared.pool.stores_holders() {
+            // The column is gone, so nothing was done.
+            acquired = self.try_acquire_any(request).await;
+        }
+        acquired.map_err(|error| named(error, "acquire"))
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

@@ -77,6 +77,9 @@ pub(super) struct Statements {
     pub(super) acquire: Sql,
     /// The same for a table with the column `holder`.
     pub(super) acquire_with_holder: Sql,
+    pub(super) acquire_any: Sql,
+    /// The same for a table with the column `holder`.
+    pub(super) acquire_any_with_holder: Sql,
     pub(super) release: Sql,
     pub(super) lock_key_by_id: Sql,
     pub(super) extend: Sql,
@@ -138,16 +141,31 @@ const ACQUIRE: [Type; 8] = [
     Type::TEXT,
 ];
 
+/// The parameters of `acquire_any`. The last one needs the column `holder`.
+const ACQUIRE_ANY: [Type; 8] = [
+    Type::TEXT_ARRAY,
+    Type::INT8,
+    Type::TEXT,
+    Type::INT8,
+    Type::INT8,
+    Type::TEXT_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::TEXT,
+];
+
 impl Statements {
     pub(super) fn new(names: &Names) -> Self {
         let names = &[names.locks.quoted(), names.fences.quoted()];
         let acquire = sql!("sql/acquire.sql", names, ACQUIRE);
+        let acquire_any = sql!("sql/acquire_any.sql", names, ACQUIRE_ANY);
         let holder = [", holder", ", $8", ", holder = excluded.holder"];
         let has_holder = fill(HAS_HOLDER, names);
         Self {
             lock_key: sql!("sql/lock_key.sql", names, [Type::TEXT]),
             acquire: with_holder(&acquire, [""; 3], &ACQUIRE[..7]),
             acquire_with_holder: with_holder(&acquire, holder, &ACQUIRE),
+            acquire_any: with_holder(&acquire_any, [""; 3], &ACQUIRE_ANY[..7]),
+            acquire_any_with_holder: with_holder(&acquire_any, holder, &ACQUIRE_ANY),
             has_holder: Sql { text: has_holder, types: &[] },
             release: sql!(
                 "sql/release.sql",

@@ -11,6 +11,7 @@
 //! [The guide](https://github.com/syncguard/syncguard/blob/main/docs/guide/redis.md)
 //! describes connection URLs, permissions, and what can make fences go backwards.
 
+mod acquire_any;
 mod admin;
 mod cluster;
 mod config;
@@ -47,8 +48,10 @@ use crate::contract::capabilities::{Capabilities, TimeAuthority};
 use crate::contract::finding::Finding;
 use crate::contract::listener::holder_age_text;
 use crate::contract::notifier::Subscription;
-use crate::contract::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
-use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, ReleaseRequest};
+use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, ReleaseOutcome};
+use crate::contract::request::{
+    AcquireAnyRequest, AcquireRequest, ExtendRequest, Hint, ReleaseRequest,
+};
 use crate::contract::stored_lock::StoredLock;
 use admin::ServerSettings;
 use config::ConnectionSource;
@@ -293,6 +296,10 @@ impl LockBackend for RedisBackend {
                 }
             })
             .map_err(|error| error.with_key(key).with_operation("redis", OPERATION))
+    }
+
+    async fn acquire_any(&self, request: &AcquireAnyRequest) -> Result<AcquireAnyOutcome> {
+        self.acquire_any_in_script(request).await
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

@@ -48,14 +48,18 @@ pub(super) fn lock_id(json: &[u8]) -> Option<String> {
 
 /// Returns the key of a request as a JSON string, followed by the field `holder` if it has one.
 pub(super) fn key_and_holder(request: &AcquireRequest) -> String {
-    let quoted =
-        |text: &str| serde_json::to_string(text).expect("BUG: every string is valid in JSON");
-    let mut fields = quoted(request.key().as_str());
-    if let Some(holder) = request.holder() {
-        fields.push_str(",\"holder\":");
-        fields.push_str(&quoted(holder.as_str()));
-    }
-    fields
+    quoted(request.key().as_str()) + &holder_field(request)
+}
+
+/// Returns the field `holder` of a request, with the comma before it, or nothing.
+pub(super) fn holder_field(request: &AcquireRequest) -> String {
+    let field = |holder: &HolderInfo| format!(",\"holder\":{}", quoted(holder.as_str()));
+    request.holder().map(field).unwrap_or_default()
+}
+
+/// Returns a text as a JSON string.
+pub(super) fn quoted(text: &str) -> String {
+    serde_json::to_string(text).expect("BUG: every string is valid in JSON")
 }
 
 fn millis(number: f64) -> Option<Timestamp> {

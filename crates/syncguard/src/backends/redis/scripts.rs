@@ -36,6 +36,7 @@ impl ToRedisArgs for Argument<'_> {
 #[derive(Debug)]
 pub(super) struct Scripts {
     pub(super) acquire: Script,
+    pub(super) acquire_any: Script,
     pub(super) release: Script,
     pub(super) extend: Script,
     pub(super) is_locked: Script,
@@ -65,6 +66,9 @@ impl Scripts {
     pub(super) fn new() -> Self {
         Self {
             acquire: script!("lua/acquire.lua"),
+            acquire_any: script!(
+                "lua/acquire_any_begin.lua" "lua/acquire.lua" "lua/acquire_any.lua"
+            ),
             release: script!("lua/find.lua" "lua/release.lua"),
             extend: script!("lua/find.lua" "lua/expiry.lua" "lua/extend.lua"),
             is_locked: script!("lua/is_locked.lua"),

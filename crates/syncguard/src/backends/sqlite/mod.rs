@@ -10,6 +10,7 @@
 //! [The guide](https://github.com/syncguard/syncguard/blob/main/docs/guide/sqlite.md)
 //! describes connection URLs, permissions, and what can make fences go backwards.
 
+mod acquire_any;
 mod admin;
 mod config;
 mod error;
@@ -36,8 +37,8 @@ use crate::contract::LockBackend;
 use crate::contract::admin::Admin;
 use crate::contract::capabilities::{Capabilities, TimeAuthority};
 use crate::contract::notifier::Subscription;
-use crate::contract::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
-use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
+use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, ReleaseOutcome};
+use crate::contract::request::{AcquireAnyRequest, AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
 pub use config::SqliteConfig;
 use file::LockFile;
@@ -154,6 +155,20 @@ impl LockBackend for SqliteBackend {
             .map_err(|error| error.with_key(request.key()).with_operation(NAME, "acquire"))?;
         if let AcquireOutcome::Acquired(lease) = &outcome {
             lease.fence().warn_near_the_end(request.key());
+        }
+        Ok(outcome)
+    }
+
+    async fn acquire_any(&self, request: &AcquireAnyRequest) -> Result<AcquireAnyOutcome> {
+        let asked = request.clone();
+        let work = move |db: &Connection, access: Access| match access {
+            Access::Reading => Ok(acquire_any::try_without_writing(db, &asked)?.map(Done::of)),
+            Access::Writing => acquire_any::acquire(db, &asked).map(Done::of).map(Some),
+        };
+        let outcome = self.shared.worker.call(Kind::Write, work).await;
+        let outcome = outcome.map_err(|error| error.with_operation(NAME, "acquire"))?;
+        if let AcquireAnyOutcome::Acquired { key, lease } = &outcome {
+            lease.fence().warn_near_the_end(key);
         }
         Ok(outcome)
     }

@@ -4,16 +4,19 @@ pub mod admin;
 pub mod cancellation;
 pub mod cleanup;
 pub mod contention;
+pub mod election;
 pub mod errors;
 pub mod expiry;
 pub mod fencing;
 pub mod history;
 pub mod keys;
 pub mod lifecycle;
+pub mod lock_all;
 pub mod lookup;
 pub mod notifications;
 pub mod ownership;
 pub mod replay;
+pub mod semaphore;
 
 use std::time::Duration;
 

@@ -17,9 +17,9 @@ use crate::contract::admin::Admin;
 use crate::contract::capabilities::Capabilities;
 use crate::contract::event::{EventSink, LockEvent};
 use crate::contract::notifier::Subscription;
-use crate::contract::outcome::{AcquireOutcome, ExtendOutcome, ReleaseOutcome};
+use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, ReleaseOutcome};
 use crate::contract::recorder::{IncludeRaw, Recorder};
-use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
+use crate::contract::request::{AcquireAnyRequest, AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
 
 /// Reports every operation of a backend to an [`EventSink`], including errors.
@@ -102,6 +102,13 @@ impl<B: LockBackend> LockBackend for Telemetry<B> {
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome<B::Fencing>> {
         self.recorder.acquire(&self.inner, request).await
+    }
+
+    async fn acquire_any(
+        &self,
+        request: &AcquireAnyRequest,
+    ) -> Result<AcquireAnyOutcome<B::Fencing>> {
+        self.recorder.acquire_any(&self.inner, request).await
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

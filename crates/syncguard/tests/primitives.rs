@@ -1,0 +1,366 @@
+//! Several locks at once, elections and semaphores: invalid input, waiting, loss and fairness, on
+//! the memory backend.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use syncguard::diagnostics::{self, LockInfoRaw};
+use syncguard::primitives::{MAX_KEYS, MAX_PERMITS, Observation, Permit, Role};
+use syncguard::testing::{FaultLayer, Faulty, paused_locker};
+use syncguard::{
+    CancellationToken, ErrorCode, LockBackend, LockOptions, Locker, LostReason, MemoryBackend,
+    ReleaseOutcome,
+};
+
+fn paused(options: LockOptions) -> (Locker<Faulty<MemoryBackend>>, FaultLayer) {
+    paused_locker(options).expect("inside a runtime")
+}
+
+fn locker() -> Locker<MemoryBackend> {
+    Locker::new(MemoryBackend::new()).expect("inside a runtime")
+}
+
+fn assert_invalid<T: std::fmt::Debug>(result: syncguard::Result<T>) {
+    let error = result.expect_err("invalid");
+    assert_eq!(error.code(), ErrorCode::InvalidArgument, "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn invalid_input_is_refused_before_any_io() {
+    let (locker, faults) = paused(LockOptions::default());
+    // Whatever reaches the store fails with another code.
+    faults.fail_always(ErrorCode::ServiceUnavailable);
+    assert_invalid(locker.lock_all::<&str>([]).await);
+    assert_invalid(locker.lock_all(["a", ""]).await);
+    assert_invalid(locker.try_lock_all((0..=MAX_KEYS).map(|n| n.to_string())).await);
+    assert_invalid(locker.lock_all(["a"]).hold_at_least(Duration::from_secs(1)).await);
+    assert_invalid(locker.lock_all(["a"]).ttl(Duration::ZERO).await);
+    assert_invalid(locker.semaphore("gpu", 0));
+    assert_invalid(locker.semaphore("gpu", MAX_PERMITS + 1));
+    assert_invalid(locker.semaphore("x".repeat(505), 2));
+    assert_invalid(locker.election("x".repeat(510)));
+    let semaphore = locker.semaphore("gpu", 2).expect("valid");
+    assert_invalid(semaphore.acquire_many(0).await);
+    assert_invalid(semaphore.acquire_many(3).await);
+    assert_invalid(semaphore.try_acquire_many(3).await);
+    assert!(locker.lock_all(["a"]).await.is_err_and(|error| error.is_retryable()));
+}
+
+#[tokio::test]
+async fn duplicates_are_merged_and_scopes_apply() {
+    let locker = locker();
+    let scoped = locker.scoped("bank:");
+    let guard = scoped.lock_all(["b", "a", "b"]).await.expect("free");
+    let keys: Vec<_> = guard.keys().map(|key| key.as_str().to_owned()).collect();
+    assert_eq!(keys, ["bank:a", "bank:b"]);
+    assert_eq!(guard.fences().count(), 2);
+    assert!(guard.handle("bank:b").is_some() && guard.handle("b").is_none());
+    let election = scoped.election("x").expect("valid");
+    assert_eq!(election.key().as_str(), "bank:x:leader");
+    let permit = scoped.semaphore("gpu", 1).expect("valid").acquire().await.expect("free");
+    assert_eq!(permit.guard().key().as_str(), "bank:gpu:slot:0");
+    drop((guard, permit));
+    locker.shutdown().await.expect("released");
+}
+
+#[tokio::test(start_paused = true)]
+async fn locks_are_kept_while_another_one_is_waited_for() {
+    let ttl = Duration::from_secs(3);
+    let (locker, _faults) = paused(LockOptions::default().ttl(ttl).timeout(None));
+    let last = locker.lock("c").ttl(Duration::from_secs(20)).await.expect("free");
+    let waiting = {
+        let locker = locker.clone();
+        tokio::spawn(async move { locker.lock_all(["a", "b", "c"]).await })
+    };
+    // Much longer than the TTL of what is held meanwhile.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(locker.is_locked("a").await.expect("works"));
+    assert!(locker.try_lock("b").await.expect("works").is_none());
+    last.release().await.expect("works");
+    let guard = waiting.await.expect("no panic").expect("acquired");
+    assert!(guard.remaining() > ttl.mul_f64(0.9), "all have their whole TTL");
+    let fences: Vec<_> = guard.fences().map(|(_key, fence)| fence.get()).collect();
+    assert_eq!(fences, [1, 1, 2], "none was taken twice");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_lost_while_another_one_is_waited_for_is_taken_again() {
+    let (locker, _faults) =
+        paused(LockOptions::default().ttl(Duration::from_secs(3)).timeout(None));
+    let last = locker.lock("b").ttl(Duration::from_secs(20)).await.expect("free");
+    let waiting = {
+        let locker = locker.clone();
+        tokio::spawn(async move { locker.lock_all(["a", "b"]).await })
+    };
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let lock = locker.backend().lookup_key(&"a".try_into().expect("valid")).await.expect("works");
+    let lock = LockInfoRaw::from(lock.expect("held"));
+    assert!(diagnostics::break_lock(locker.backend(), &lock).await.expect("works"));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    last.release().await.expect("works");
+    let guard = waiting.await.expect("no panic").expect("acquired");
+    assert!(guard.is_valid());
+    let fences: Vec<_> = guard.fences().map(|(_key, fence)| fence.get()).collect();
+    assert_eq!(fences, [2, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_timeout_limits_all_waits_of_a_set_together() {
+    let (locker, _faults) = paused(LockOptions::default());
+    let held = locker.lock_all(["a", "b", "c"]).ttl(Duration::from_mins(10)).await.expect("free");
+    let started = tokio::time::Instant::now();
+    let error = locker.lock_all(["c", "a"]).timeout(Duration::from_secs(7)).await;
+    let error = error.expect_err("held");
+    assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+    assert_eq!(error.message(), "the 2 locks were not acquired within 7000 ms");
+    assert_eq!(started.elapsed(), Duration::from_secs(7));
+    let busy = locker.lock_all(["c", "a"]).try_for(Duration::from_secs(1)).await;
+    assert!(busy.expect("not an error").is_none());
+    drop(held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fails_gives_nothing_away() {
+    let (locker, faults) = paused(LockOptions::default());
+    let keys = ["a", "b", "c"];
+    // The first attempt fails, the others succeed.
+    faults.fail_next(ErrorCode::ServiceUnavailable);
+    assert!(locker.try_lock_all(keys).await.is_err_and(|error| error.is_retryable()));
+    faults.fail_next(ErrorCode::ServiceUnavailable);
+    assert!(locker.lock_all(keys).await.is_err_and(|error| error.is_retryable()));
+    for key in keys {
+        assert!(!locker.is_locked(key).await.expect("works"), "{key}");
+    }
+    faults.fail_next(ErrorCode::ServiceUnavailable);
+    let guard = locker.lock_all(keys).retry_on_error(true).await.expect("continues");
+    drop(guard);
+    let token = CancellationToken::new();
+    token.cancel();
+    let error = locker.lock_all(["a", "b"]).cancel(token).await.expect_err("canceled");
+    assert!(error.is_canceled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn roles_follow_the_store() {
+    let (locker, faults) = paused(LockOptions::default().ttl(Duration::from_secs(30)));
+    let (one, other) = (locker.election("x").expect("valid"), locker.election("x").expect("valid"));
+    assert_eq!(one.role(), Role::Unknown);
+    let leadership = one.campaign().await.expect("free");
+    assert_eq!((one.role(), one.role().as_str()), (Role::Leading, "leading"));
+    let campaign = {
+        let other = other.clone();
+        tokio::spawn(async move { other.campaign().await })
+    };
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert_eq!(other.role(), Role::Following);
+    // While the store is unreachable, a leader leads until its lease is over.
+    faults.fail_always(ErrorCode::ServiceUnavailable);
+    tokio::time::sleep(Duration::from_secs(29)).await;
+    assert_eq!(one.role(), Role::Leading);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!((one.role(), other.role()), (Role::Unknown, Role::Unknown));
+    assert_eq!(leadership.lost().await, LostReason::Unreachable);
+    faults.fail_always(None);
+    let next = campaign.await.expect("no panic").expect("leads");
+    assert_eq!(other.role(), Role::Leading);
+    assert!(next.term() > leadership.term());
+    assert!(one.try_campaign().await.expect("works").is_none());
+    assert_eq!(next.resign().await.expect("works"), ReleaseOutcome::Released);
+    assert_eq!(other.role(), Role::Unknown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_reports_an_unreachable_store_and_a_crashed_leader() {
+    let (locker, faults) = paused(LockOptions::default().ttl(Duration::from_secs(30)));
+    let election = locker.election("x").expect("valid");
+    let mut observer = election.observe();
+    assert_eq!(observer.next().await, Observation::Vacant);
+    let leadership = election.campaign().await.expect("free");
+    assert!(matches!(observer.next().await, Observation::Led(_)));
+    faults.fail_always(ErrorCode::ServiceUnavailable);
+    assert_eq!(observer.next().await, Observation::Unknown);
+    faults.fail_always(None);
+    assert!(matches!(observer.next().await, Observation::Led(_)));
+    // It crashes: nothing renews or releases the lock.
+    let _lock_id = leadership.guard().lock_id();
+    std::mem::forget(leadership);
+    faults.fail_always(ErrorCode::ServiceUnavailable);
+    assert_eq!(observer.next().await, Observation::Unknown);
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    faults.fail_always(None);
+    assert_eq!(observer.next().await, Observation::Vacant);
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_ends_hands_over_and_a_token_ends_the_campaign() {
+    let token = CancellationToken::new();
+    let (locker, _faults) = paused(LockOptions::default().cancel(token.clone()));
+    let terms = Arc::new(Mutex::new(Vec::new()));
+    let candidates: Vec<_> = ["one", "two"]
+        .map(|name| {
+            let election = locker.election("x").expect("valid");
+            let terms = Arc::clone(&terms);
+            tokio::spawn(async move {
+                election
+                    .run(|lead| {
+                        let terms = Arc::clone(&terms);
+                        async move {
+                            terms.lock().expect("no panic").push((name, lead.fence().get()));
+                            tokio::time::sleep(Duration::from_secs(1)).await;
+                        }
+                    })
+                    .await
+            })
+        })
+        .into();
+    tokio::time::sleep(Duration::from_millis(10_500)).await;
+    token.cancel();
+    for candidate in candidates {
+        candidate.await.expect("no panic").expect("it ends without an error");
+    }
+    assert!(!locker.is_locked("x:leader").await.expect("works"));
+    let terms = terms.lock().expect("no panic").clone();
+    assert!(terms.len() >= 10, "{terms:?}");
+    assert!(terms.is_sorted_by_key(|(_name, term)| *term));
+    assert!(terms.windows(2).all(|pair| pair[0].0 != pair[1].0), "they lead in turn: {terms:?}");
+}
+
+#[tokio::test]
+async fn a_candidate_that_resigned_lets_another_process_go_first() {
+    let backend = MemoryBackend::new();
+    let (here, elsewhere) = (Locker::new(backend.clone()), Locker::new(backend));
+    let here = here.expect("inside a runtime").election("x").expect("valid");
+    let elsewhere = elsewhere.expect("inside a runtime").election("x").expect("valid");
+    let first = here.campaign().await.expect("free");
+    let campaign = {
+        let elsewhere = elsewhere.clone();
+        tokio::spawn(async move {
+            let leadership = elsewhere.campaign().await.expect("leads");
+            let term = leadership.term().get();
+            leadership.resign().await.expect("works");
+            term
+        })
+    };
+    while elsewhere.role() != Role::Following {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // Long enough to subscribe.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    first.resign().await.expect("works");
+    let again = here.campaign().await.expect("leads");
+    assert_eq!(again.term().get(), 3, "the other one did not lead in between");
+    assert_eq!(campaign.await.expect("no panic"), 2);
+}
+
+#[tokio::test]
+async fn permits_are_shared_fairly_by_sixteen_tasks() {
+    const TASKS: u32 = 16;
+    let locker = Locker::builder(MemoryBackend::new())
+        .timeout(Duration::from_mins(1))
+        .build()
+        .expect("inside a runtime");
+    let total = Arc::new(AtomicU32::new(0));
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|_| {
+            let semaphore = locker.semaphore("gpu", 4).expect("valid");
+            let total = Arc::clone(&total);
+            tokio::spawn(async move {
+                let mut count = 0;
+                while total.fetch_add(1, Ordering::Relaxed) < TASKS * 50 {
+                    let permit = semaphore.acquire().await.expect("in time");
+                    tokio::task::yield_now().await;
+                    permit.release().await.expect("works");
+                    count += 1;
+                }
+                count
+            })
+        })
+        .collect();
+    for task in tasks {
+        let share: u32 = task.await.expect("no panic");
+        assert!((25..=100).contains(&share), "a share of {share} instead of 50");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_get_permits_in_order() {
+    let (locker, _faults) = paused(LockOptions::default().ttl(Duration::from_mins(1)));
+    let semaphore = locker.semaphore("gpu", 2).expect("valid");
+    let mut held = semaphore.acquire_many(2).await.expect("free");
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut waiting = Vec::new();
+    for number in 0..4 {
+        let (semaphore, order) = (semaphore.clone(), Arc::clone(&order));
+        waiting.push(tokio::spawn(async move {
+            let permit = semaphore.acquire().await.expect("in time");
+            order.lock().expect("no panic").push(number);
+            permit.release().await.expect("works");
+        }));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    held.pop().expect("two").release().await.expect("works");
+    for waiter in waiting {
+        waiter.await.expect("no panic");
+    }
+    assert_eq!(*order.lock().expect("no panic"), [0, 1, 2, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crashed_holder_loses_its_permit_after_the_ttl() {
+    let (locker, _faults) =
+        paused(LockOptions::default().ttl(Duration::from_secs(2)).timeout(None));
+    let semaphore = locker.semaphore("gpu", 2).expect("valid");
+    for permit in semaphore.acquire_many(2).await.expect("free") {
+        std::mem::forget(permit);
+    }
+    let started = tokio::time::Instant::now();
+    let permit = semaphore.acquire().await.expect("in the end");
+    // The TTL, and the tolerance.
+    assert_eq!(started.elapsed().as_secs(), 3, "{:?}", started.elapsed());
+    assert_eq!(permit.fence().get(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_larger_number_of_permits_counts() {
+    let options = LockOptions::default().ttl(Duration::from_mins(1));
+    let (locker, faults) = paused(options.clone());
+    // In one process, both are known.
+    let (small, large) = (locker.semaphore("a", 1), locker.semaphore("a", 3));
+    let (small, large) = (small.expect("valid"), large.expect("valid"));
+    assert_eq!((small.permits(), large.permits()), (3, 3));
+    // Another process sees that a slot beyond its own is held.
+    let other = Locker::builder(locker.backend().clone())
+        .clock(syncguard::testing::LocalClock::Tokio)
+        .options(options)
+        .build()
+        .expect("inside a runtime");
+    let many = locker.semaphore("b", 4).expect("valid").acquire_many(4).await.expect("free");
+    let few = other.semaphore("b", 2).expect("valid");
+    let waiting = tokio::spawn(async move { (few.acquire().await, few) });
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let slots: HashMap<u32, _> = many.into_iter().map(|permit| (permit.slot(), permit)).collect();
+    slots[&3].release().await.expect("works");
+    let (permit, few) = waiting.await.expect("no panic");
+    assert_eq!((permit.expect("in time").slot(), few.permits()), (3, 4));
+    drop((slots, faults));
+}
+
+#[tokio::test]
+async fn a_semaphore_of_a_thousand_uses_every_slot() {
+    let locker = locker();
+    let semaphore = locker.semaphore("big", MAX_PERMITS).expect("valid");
+    let mut permits = Vec::new();
+    while let Some(permit) = semaphore.try_acquire().await.expect("works") {
+        permits.push(permit);
+    }
+    let mut slots: Vec<u32> = permits.iter().map(Permit::slot).collect();
+    slots.sort_unstable();
+    assert!(slots.into_iter().eq(0..MAX_PERMITS));
+    assert_eq!(semaphore.available().await.expect("works"), 0);
+    let freed = permits.swap_remove(500);
+    freed.release().await.expect("works");
+    let again = semaphore.acquire().await.expect("one is free");
+    assert_eq!(again.slot(), freed.slot());
+}

@@ -76,8 +76,10 @@ pub(crate) enum Format {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run a command while holding a lock
+    /// Run a command while holding a lock, several locks, or a slot
     Run(Run),
+    /// Run a command while this process leads, and campaign again when it ends
+    Elect(Elect),
     /// Acquire a lock and print its lock id, which `release` needs
     Acquire(Acquire),
     /// Release a lock; exit code 1 if it was not held
@@ -85,7 +87,7 @@ pub(crate) enum Command {
     /// Reset a lock's TTL; exit code 1 if it was not held
     Extend(Extend),
     /// Show whether a lock is held; exit code 1 if it is free
-    Status(OneKey),
+    Status(Status),
     /// Wait until a lock is free, without taking it
     Wait(Wait),
     /// Show whether a lock id holds a lock; exit code 1 if it does not
@@ -133,6 +135,22 @@ pub(crate) struct KeyArgs {
     /// Name of the lock, as an option
     #[arg(long = "key", short = 'k', value_name = "KEY", id = "key", value_hint = ValueHint::Other)]
     pub(crate) option: Option<String>,
+}
+
+/// The names of one or more locks.
+#[derive(Args, Debug)]
+pub(crate) struct KeysArgs {
+    #[arg(
+        help = "Name of the lock [env: SYNCGUARD_KEY]",
+        value_name = "KEY",
+        id = "key_argument",
+        conflicts_with = "key",
+        value_hint = ValueHint::Other
+    )]
+    pub(crate) argument: Option<String>,
+    /// Name of the lock, as an option; repeat it to take several locks, all or none
+    #[arg(long = "key", short = 'k', value_name = "KEY", id = "key", value_hint = ValueHint::Other)]
+    pub(crate) options: Vec<String>,
 }
 
 /// The TTL of a lock, and how long to wait for it.
@@ -207,15 +225,56 @@ pub(crate) enum WaitLimit {
                             syncguard run [OPTIONS] KEY -c 'SHELL COMMAND'")]
 pub(crate) struct Run {
     #[command(flatten)]
-    pub(crate) key: KeyArgs,
+    pub(crate) keys: KeysArgs,
     #[command(flatten)]
     pub(crate) waiting: Waiting,
+    /// Hold one of this many slots of the key instead of its lock, so that as many commands run at
+    /// once; `SYNCGUARD_SLOT` is its number, from 0
+    #[arg(long, value_name = "COUNT", value_hint = ValueHint::Other)]
+    pub(crate) slots: Option<u32>,
     /// Keep the lock at least this long, even if the command ends sooner
-    #[arg(long, value_name = "DURATION", value_parser = duration, value_hint = ValueHint::Other)]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        value_parser = duration,
+        value_hint = ValueHint::Other,
+        conflicts_with = "slots"
+    )]
     pub(crate) hold_at_least: Option<Duration>,
     /// Terminate the command if it takes longer than this
     #[arg(long, value_name = "DURATION", value_parser = duration, value_hint = ValueHint::Other)]
     pub(crate) max_hold: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) supervised: Supervised,
+}
+
+#[derive(Args, Debug)]
+#[command(override_usage = "syncguard elect [OPTIONS] KEY -- COMMAND...\n       \
+                            syncguard elect [OPTIONS] KEY -c 'SHELL COMMAND'")]
+pub(crate) struct Elect {
+    #[command(flatten)]
+    pub(crate) key: KeyArgs,
+    /// Time after which another process leads unless this one renews its lock
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "30s",
+        value_parser = duration,
+        value_hint = ValueHint::Other
+    )]
+    pub(crate) ttl: Duration,
+    /// End with the first term, with the exit code of the command
+    #[arg(long)]
+    pub(crate) once: bool,
+    #[command(flatten)]
+    pub(crate) holder: Holder,
+    #[command(flatten)]
+    pub(crate) supervised: Supervised,
+}
+
+/// A command that runs under a lock.
+#[derive(Args, Debug)]
+pub(crate) struct Supervised {
     /// Time from SIGTERM to SIGKILL when syncguard terminates the command; less than two thirds of
     /// the TTL [default: a third of the TTL]
     #[arg(long, value_name = "DURATION", value_parser = duration, value_hint = ValueHint::Other)]
@@ -275,6 +334,18 @@ pub(crate) struct Extend {
 pub(crate) struct OneKey {
     #[command(flatten)]
     pub(crate) key: KeyArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    pub(crate) key: KeyArgs,
+    /// Show who leads in the election of this name
+    #[arg(long)]
+    pub(crate) election: bool,
+    /// Show this many slots of the key, as with `run --slots`
+    #[arg(long, value_name = "COUNT", conflicts_with = "election", value_hint = ValueHint::Other)]
+    pub(crate) slots: Option<u32>,
 }
 
 #[derive(Args, Debug)]

@@ -7,9 +7,9 @@ use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use rustix::io::Errno;
 use rustix::process::{WaitOptions, WaitStatus};
-use syncguard::{Fence, Key};
 
 use crate::exit::{FAILED, Failure};
+use crate::held::Held;
 use crate::program;
 use crate::spawn::spawn;
 use crate::terminal::Terminal;
@@ -55,17 +55,11 @@ impl Ending {
 
 impl CommandProcess {
     /// Starts the command in `group`.
-    pub(crate) fn start(
-        command: &[OsString],
-        group: Pid,
-        key: &Key,
-        fence: Fence,
-    ) -> Result<Self, Failure> {
-        let variables = [
-            ("SYNCGUARD_KEY", Some(key.as_str())),
-            ("SYNCGUARD_FENCE", Some(&*fence.to_string())),
-            (target::VARIABLE, None),
-        ];
+    pub(crate) fn start(command: &[OsString], group: Pid, held: &Held) -> Result<Self, Failure> {
+        let variables = held.variables();
+        let mut variables: Vec<_> =
+            variables.iter().map(|(name, value)| (*name, Some(value.as_str()))).collect();
+        variables.push((target::VARIABLE, None));
         let terminal = Terminal::open();
         // In a pipeline, the reader of the output may need the terminal, for example a pager. The
         // command then gets it when it is stopped by SIGTTIN, unless that signal is ignored.

@@ -9,6 +9,7 @@ mod child;
 mod commands;
 mod event;
 mod exit;
+mod held;
 mod output;
 mod program;
 mod progress;
@@ -76,7 +77,10 @@ fn execute(mut cli: Cli) -> Result<u8, Failure> {
     usage::check(&mut cli)?;
     let output = Output::new(&cli.global);
     output.log();
-    if matches!(cli.command, Command::Run(_) | Command::Acquire(_) | Command::Wait(_)) {
+    if matches!(
+        cli.command,
+        Command::Run(_) | Command::Elect(_) | Command::Acquire(_) | Command::Wait(_)
+    ) {
         signals::handle()?;
     }
     let context = Context { target: Target::choose(&cli.global, output)?, output };
@@ -86,6 +90,7 @@ fn execute(mut cli: Cli) -> Result<u8, Failure> {
     let code = runtime.block_on(async {
         match cli.command {
             Command::Run(args) => commands::run::run(&context, args).await,
+            Command::Elect(args) => commands::elect::elect(&context, args).await,
             Command::Acquire(args) => commands::locks::acquire(&context, args).await,
             Command::Release(args) => commands::locks::release(&context, args).await,
             Command::Extend(args) => commands::locks::extend(&context, args).await,

@@ -34,6 +34,7 @@ const SUPERVISING: u8 = 2;
 
 static RECEIVED: Mutex<VecDeque<Signal>> = Mutex::new(VecDeque::new());
 static CHANGED: Notify = Notify::const_new();
+static WAS_ENDED: AtomicBool = AtomicBool::new(false);
 static WAS_CONTINUED: AtomicBool = AtomicBool::new(false);
 static IGNORED: OnceLock<u64> = OnceLock::new();
 
@@ -81,6 +82,9 @@ fn receive(signal: Signal) {
         _ if stage == SUPERVISING || stage == WAITING && ENDING.contains(&signal) => {}
         _ => std::process::exit(i32::from(die_by(signal as i32))),
     }
+    if ENDING.contains(&signal) {
+        WAS_ENDED.store(true, Ordering::SeqCst);
+    }
     if signal != Signal::SIGCONT || stage == SUPERVISING {
         RECEIVED.lock().unwrap_or_else(PoisonError::into_inner).push_back(signal);
         CHANGED.notify_one();
@@ -111,6 +115,18 @@ pub(crate) async fn ending() -> Signal {
 /// Makes [`received`] return all signals from now on, instead of their default actions.
 pub(crate) fn supervise() {
     STAGE.store(SUPERVISING, Ordering::SeqCst);
+}
+
+/// Ends the supervision: from now on, only signals that end a wait are returned.
+pub(crate) fn wait_again() {
+    STAGE.store(WAITING, Ordering::SeqCst);
+    let is_ending = |signal: &Signal| ENDING.contains(signal);
+    RECEIVED.lock().unwrap_or_else(PoisonError::into_inner).retain(is_ending);
+}
+
+/// Returns whether this process was asked to end.
+pub(crate) fn was_ended() -> bool {
+    WAS_ENDED.load(Ordering::SeqCst)
 }
 
 /// Waits for the next signal.

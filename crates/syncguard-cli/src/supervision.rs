@@ -7,11 +7,12 @@ use std::time::Duration;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use rustix::process::WaitOptions;
-use syncguard::{AnyBackend, ExtendOutcome, Key, LockGuard, LostReason, Ttl};
+use syncguard::{ExtendOutcome, LostReason, Ttl};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::child::{Change, CommandProcess, Ending};
 use crate::exit::Failure;
+use crate::held::Held;
 use crate::output::{self, Output};
 use crate::signals::{self, FORWARDED};
 use crate::spawn::spawn;
@@ -21,7 +22,7 @@ use crate::{Context, target, waiting};
 /// A command under supervision, with its lock and its limits.
 pub(crate) struct Supervision<'a> {
     pub(crate) context: &'a Context,
-    pub(crate) guard: &'a LockGuard<AnyBackend>,
+    pub(crate) held: &'a Held,
     pub(crate) watcher: &'a mut Watcher,
     pub(crate) ttl: Ttl,
     pub(crate) grace: Duration,
@@ -50,7 +51,7 @@ enum Stop {
 
 impl Supervision<'_> {
     /// Runs the command to its end.
-    pub(crate) async fn run(mut self, command: &[OsString], key: &Key) -> Result<Outcome, Failure> {
+    pub(crate) async fn run(mut self, command: &[OsString]) -> Result<Outcome, Failure> {
         // Before the start: as long as SIGCHLD is ignored, the end of a child goes unnoticed.
         let mut changed = waiting::listen(Signal::SIGCHLD)?;
         let group = self.watcher.group().await?;
@@ -58,8 +59,8 @@ impl Supervision<'_> {
             return Ok(Outcome::Lost(reason));
         }
         signals::supervise();
-        self.watcher.held_for(self.guard.remaining());
-        let process = CommandProcess::start(command, group, key, self.guard.fence())?;
+        self.watcher.held_for(self.held.remaining());
+        let process = CommandProcess::start(command, group, self.held)?;
         let outcome = self.supervise(&process, &mut changed).await;
         process.release_terminal();
         outcome
@@ -71,12 +72,12 @@ impl Supervision<'_> {
         changed: &mut tokio::signal::unix::Signal,
     ) -> Result<Outcome, Failure> {
         let started = Instant::now();
-        let guard = self.guard;
+        let held = self.held;
         // The guard renews every third of the TTL, so this notices a renewal before the next one.
         let period = self.ttl.as_duration() / 6;
         let mut tick = tokio::time::interval_at(started + period, period);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut expires_at = started + guard.remaining();
+        let mut expires_at = started + held.remaining();
         let too_long = self.max_hold.and_then(|longest| started.checked_add(longest));
         let mut was_stopped_at = None;
         let stop = loop {
@@ -98,7 +99,7 @@ impl Supervision<'_> {
                         break Stop::LostWhileStopped(reason);
                     }
                     was_stopped_at = Some(Instant::now());
-                    self.watcher.held_for(guard.remaining());
+                    self.watcher.held_for(held.remaining());
                     if goes_on {
                         process.resume();
                     }
@@ -126,11 +127,11 @@ impl Supervision<'_> {
                         self.ask_and_kill(process, changed, Instant::now() + self.grace).await;
                         return Err(failure);
                     }
-                    self.watcher.held_for(guard.remaining());
+                    self.watcher.held_for(held.remaining());
                 },
-                reason = guard.lost() => break Stop::Lost(reason),
+                reason = held.lost() => break Stop::Lost(reason),
                 _ = tick.tick() => {
-                    let remaining = guard.remaining();
+                    let remaining = held.remaining();
                     if !remaining.is_zero() {
                         expires_at = Instant::now() + remaining;
                         self.watcher.held_for(remaining);
@@ -154,17 +155,17 @@ impl Supervision<'_> {
     /// Returns why the lock is lost, if it is. Asks the store unless the lock was just acquired.
     async fn loss_if_not_fresh(&self) -> Option<LostReason> {
         const FRESH: Duration = Duration::from_millis(100);
-        let age = self.ttl.as_duration().saturating_sub(self.guard.remaining());
+        let age = self.ttl.as_duration().saturating_sub(self.held.remaining());
         if age < FRESH.min(self.ttl.as_duration() / 6) { None } else { self.loss().await }
     }
 
     /// Returns why the lock is lost, if it is. Asks the store; if that fails, the guard's clock
     /// decides.
     async fn loss(&self) -> Option<LostReason> {
-        match self.guard.extend(self.ttl).await {
+        match self.held.extend(self.ttl).await {
             Ok(ExtendOutcome::Extended(_)) => None,
-            Err(_) if self.guard.is_valid() => None,
-            Ok(ExtendOutcome::NotHeld(_)) | Err(_) => Some(self.guard.lost().await),
+            Err(_) if self.held.is_valid() => None,
+            Ok(ExtendOutcome::NotHeld(_)) | Err(_) => Some(self.held.lost().await),
         }
     }
 
@@ -252,12 +253,11 @@ impl Supervision<'_> {
 
     /// Starts the `--on-lost` command, which runs while the main command is terminated.
     fn start_hook(&self, reason: &LostReason) -> Option<Pid> {
-        let variables = [
-            ("SYNCGUARD_KEY", Some(self.guard.key().as_str())),
-            ("SYNCGUARD_FENCE", Some(&*self.guard.fence().to_string())),
-            ("SYNCGUARD_LOST_REASON", Some(reason.as_str())),
-            (target::VARIABLE, None),
-        ];
+        let variables = self.held.variables();
+        let mut variables: Vec<_> =
+            variables.iter().map(|(name, value)| (*name, Some(value.as_str()))).collect();
+        variables.push(("SYNCGUARD_LOST_REASON", Some(reason.as_str())));
+        variables.push((target::VARIABLE, None));
         let started = spawn(&["sh", "-c", self.on_lost?].map(OsString::from), &variables, None);
         if let Err(cause) = &started {
             self.context.output.print_note(&format!("cannot run the --on-lost command: {cause}"));

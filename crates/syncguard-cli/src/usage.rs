@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use crate::args::{Cli, Command, Run};
+use crate::args::{Cli, Command, Run, Supervised};
 use crate::exit::{Failure, USAGE};
 use crate::output;
 
@@ -75,7 +75,7 @@ fn hint(error: &clap::Error, typed: &[OsString]) -> Option<String> {
     {
         return Some(format!("did you mean `{ours}`?"));
     }
-    let is_run = typed.iter().any(|word| word == "run");
+    let command = typed.iter().find(|word| *word == "run" || *word == "elect");
     let has_dashes = typed.iter().any(|word| word == "--");
     let may_be_the_command = matches!(
         error.kind(),
@@ -84,37 +84,54 @@ fn hint(error: &clap::Error, typed: &[OsString]) -> Option<String> {
             | ErrorKind::MissingRequiredArgument
             | ErrorKind::TooManyValues
     );
-    (is_run && !has_dashes && may_be_the_command)
-        .then(|| "did you mean `--` before the command? syncguard run KEY -- COMMAND".to_owned())
+    let command = command.filter(|_| !has_dashes && may_be_the_command)?.to_string_lossy();
+    Some(format!("did you mean `--` before the command? syncguard {command} KEY -- COMMAND"))
 }
 
 /// Refuses contradictory options, and turns `-c` into a `/bin/sh` command.
 pub(crate) fn check(cli: &mut Cli) -> Result<(), Failure> {
-    let Command::Run(run) = &mut cli.command else { return Ok(()) };
+    let (supervised, label) = match &mut cli.command {
+        Command::Run(run) => {
+            check_run(run)?;
+            (&mut run.supervised, &mut run.waiting.holder.label)
+        }
+        Command::Elect(elect) => (&mut elect.supervised, &mut elect.holder.label),
+        _ => return Ok(()),
+    };
+    if label.is_none() {
+        *label = name_of(supervised);
+    }
+    if let Some(command) = supervised.shell_command.take() {
+        supervised.command = vec!["/bin/sh".into(), "-c".into(), command];
+    }
+    Ok(())
+}
+
+fn check_run(run: &Run) -> Result<(), Failure> {
     if let (Some(least), Some(most)) = (run.hold_at_least, run.max_hold)
         && least > most
     {
         let message = "--hold-at-least must not be longer than --max-hold";
         return Err(Failure::new(USAGE, message).hint("increase --max-hold"));
     }
-    if run.waiting.holder.label.is_none() {
-        run.waiting.holder.label = name_of(run);
+    if run.keys.options.len() > 1 && run.hold_at_least.is_some() {
+        return Err(Failure::new(USAGE, "--hold-at-least works with one key only"));
     }
-    if let Some(command) = run.shell_command.take() {
-        run.command = vec!["/bin/sh".into(), "-c".into(), command];
+    if run.keys.options.len() > 1 && run.slots.is_some() {
+        return Err(Failure::new(USAGE, "--slots works with one key only"));
     }
     Ok(())
 }
 
 /// Returns the name of the command without its arguments, which may be secret.
-fn name_of(run: &Run) -> Option<String> {
-    if let Some(shell_command) = &run.shell_command {
+fn name_of(supervised: &Supervised) -> Option<String> {
+    if let Some(shell_command) = &supervised.shell_command {
         let shell_command = shell_command.to_string_lossy();
         // Assignments before the command are not its name, and may be secret too.
         let name = shell_command.split_whitespace().find(|word| !word.contains('='));
         return name.map(str::to_owned);
     }
-    run.command.first().map(|command| command.to_string_lossy().into_owned())
+    supervised.command.first().map(|command| command.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

@@ -4,11 +4,11 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use syncguard::{AnyBackend, ErrorCode, Key, LockGuard, LockOptions, Locker, Ttl};
+use syncguard::{AnyBackend, ErrorCode, Fence, Key, LockGuard, LockOptions, Locker, Ttl};
 use tokio::signal::unix::{self, SignalKind};
 
 use crate::Context;
-use crate::args::{Conflict, KeyArgs, WaitLimit, Waiting};
+use crate::args::{Conflict, KeyArgs, KeysArgs, WaitLimit, Waiting};
 use crate::event::{Event, millis};
 use crate::exit::{FAILED, Failure, USAGE};
 use crate::progress::indicate;
@@ -20,10 +20,20 @@ use crate::target::is_inside_a_run;
 const KEY: &str = "SYNCGUARD_KEY";
 
 /// The result of a wait.
-pub(crate) enum Obtained {
-    Lock(Box<LockGuard<AnyBackend>>),
+pub(crate) enum Obtained<T> {
+    Lock(T),
     /// A signal arrived first. End with [`signals::die_by`].
     Interrupted(Signal),
+}
+
+/// Returns the keys of locks to acquire, at least one.
+pub(crate) fn keys(args: &KeysArgs) -> Result<Vec<Key>, Failure> {
+    if args.options.len() < 2 {
+        let option = args.options.first().cloned();
+        return Ok(vec![key(&KeyArgs { argument: args.argument.clone(), option })?]);
+    }
+    let key = |text| Key::new(text).map_err(|error| Failure::new(USAGE, error.message()));
+    args.options.iter().map(key).collect()
 }
 
 /// Returns the key of a lock to acquire.
@@ -89,7 +99,7 @@ pub(crate) async fn locker(
     waiting: &Waiting,
     options: LockOptions,
 ) -> Result<Locker<AnyBackend>, Failure> {
-    let one_attempt = waiting.no_wait || waiting.wait == WaitLimit::For(Duration::ZERO);
+    let one_attempt = is_once(waiting);
     let deadline = deadline(waiting.wait);
     context.target.prepare()?;
     let retries_errors = !one_attempt && !waiting.conflict.fail_fast;
@@ -161,21 +171,38 @@ fn jitter() -> f64 {
     f64::from(nanos.wrapping_mul(std::process::id()) % 1000) / 1000.0
 }
 
+/// Returns whether one attempt is made, without waiting.
+pub(crate) fn is_once(waiting: &Waiting) -> bool {
+    waiting.no_wait || waiting.wait == WaitLimit::For(Duration::ZERO)
+}
+
 /// Waits for a lock.
 pub(crate) async fn obtain(
     context: &Context,
     locker: &Locker<AnyBackend>,
     key: &Key,
     waiting: &Waiting,
-) -> Result<Obtained, Failure> {
-    let started = Instant::now();
-    let backend = OnceLock::from(locker.backend().clone());
+) -> Result<Obtained<LockGuard<AnyBackend>>, Failure> {
     let acquiring = async {
-        if waiting.no_wait || waiting.wait == WaitLimit::For(Duration::ZERO) {
+        if is_once(waiting) {
             return locker.try_lock(key).await;
         }
         locker.lock(key).await.map(Some)
     };
+    obtain_by(context, locker, key, waiting, acquiring, LockGuard::fence).await
+}
+
+/// Waits for what `acquiring` acquires; `None` means that it is held. `key` is shown meanwhile.
+pub(crate) async fn obtain_by<T>(
+    context: &Context,
+    locker: &Locker<AnyBackend>,
+    key: &Key,
+    waiting: &Waiting,
+    acquiring: impl Future<Output = syncguard::Result<Option<T>>>,
+    fence: impl Fn(&T) -> Fence,
+) -> Result<Obtained<T>, Failure> {
+    let started = Instant::now();
+    let backend = OnceLock::from(locker.backend().clone());
     let conflict = waiting.conflict;
     tokio::select! {
         biased;
@@ -184,10 +211,10 @@ pub(crate) async fn obtain(
             Ok(Some(guard)) => {
                 context.output.event(&Event::Acquired {
                     key: key.as_str(),
-                    fence: guard.fence().to_string(),
+                    fence: fence(&guard).to_string(),
                     waited_ms: millis(started.elapsed()),
                 });
-                Ok(Obtained::Lock(Box::new(guard)))
+                Ok(Obtained::Lock(guard))
             }
             Ok(None) => Err(not_acquired(context, conflict, "the lock is held by another process")),
             Err(error) => {

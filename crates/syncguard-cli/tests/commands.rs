@@ -329,6 +329,7 @@ fn help_matches_the_snapshots() {
     for command in [
         "",
         "run",
+        "elect",
         "acquire",
         "release",
         "extend",

@@ -62,7 +62,7 @@ pub(crate) async fn acquire(context: &Context, args: Acquire) -> Result<u8, Fail
     };
     let obtained = waiting::obtain(context, &locker, &key, &args.waiting).await;
     let (ended, signal) = match obtained {
-        Ok(Obtained::Lock(guard)) => (hand_out(context, *guard).await, None),
+        Ok(Obtained::Lock(guard)) => (hand_out(context, guard).await, None),
         Ok(Obtained::Interrupted(signal)) => (Ok(FAILED), Some(signal)),
         Err(failure) => (Err(failure), None),
     };

@@ -3,13 +3,15 @@
 use std::fmt::Write;
 
 use serde::Serialize;
+use syncguard::Key;
 use syncguard::backend::{Clock, SystemClock};
 use syncguard::diagnostics::{self, LockInfo};
+use syncguard::primitives::{MAX_PERMITS, leader_key, slot_key};
 
 use crate::Context;
-use crate::args::{OneId, OneKey};
+use crate::args::{OneId, OneKey, Status as StatusArgs};
 use crate::commands::locks::lock_id;
-use crate::exit::{Failure, NO};
+use crate::exit::{Failure, NO, USAGE};
 use crate::output;
 use crate::waiting;
 
@@ -43,14 +45,54 @@ pub(crate) fn describe(info: &LockInfo) -> String {
     )
 }
 
-pub(crate) async fn status(context: &Context, args: OneKey) -> Result<u8, Failure> {
-    let key = waiting::key_to_look_at(&args.key)?;
+/// The slots of a semaphore.
+#[derive(Serialize)]
+struct Slots {
+    locked: bool,
+    held: usize,
+    /// The lock of each slot, in order.
+    #[serde(rename = "slots")]
+    locks: Vec<Option<LockInfo>>,
+}
+
+async fn slots(context: &Context, key: &Key, count: u32) -> Result<u8, Failure> {
+    if !(1..=MAX_PERMITS).contains(&count) {
+        return Err(Failure::new(USAGE, format!("--slots must be from 1 to {MAX_PERMITS}")));
+    }
+    let backend = context.target.connect_existing().await?;
+    let mut slots = Vec::new();
+    for slot in 0..count {
+        slots.push(diagnostics::get_by_key(&backend, &slot_key(key, slot)?).await?);
+    }
+    let held = slots.iter().flatten().count();
+    let found = Slots { locked: held > 0, held, locks: slots };
+    context.output.data(&found, || {
+        let mut text = format!("{held} of {count} slots held\n");
+        for (slot, lock) in found.locks.iter().enumerate() {
+            if let Some(lock) = lock {
+                writeln!(text, "slot {slot} held {}", describe(lock)).unwrap_or_default();
+            }
+        }
+        text
+    })?;
+    Ok(if found.locked { 0 } else { NO })
+}
+
+pub(crate) async fn status(context: &Context, args: StatusArgs) -> Result<u8, Failure> {
+    let mut key = waiting::key_to_look_at(&args.key)?;
+    if let Some(count) = args.slots {
+        return slots(context, &key, count).await;
+    }
+    if args.election {
+        key = leader_key(&key)?;
+    }
+    let (held, free) = if args.election { ("led", "no leader") } else { ("held", "free") };
     let backend = context.target.connect_existing().await?;
     let lock = diagnostics::get_by_key(&backend, &key).await?;
     let status = Status { locked: lock.is_some(), lock };
     context.output.data(&status, || match &status.lock {
-        Some(lock) => format!("held {}\n", describe(lock)),
-        None => "free\n".to_owned(),
+        Some(lock) => format!("{held} {}\n", describe(lock)),
+        None => format!("{free}\n"),
     })?;
     Ok(if status.locked { 0 } else { NO })
 }

@@ -561,6 +561,41 @@ const MUTANTS: &[Mutant] = &[
         mutated: "Key::new(record.key).expect(\"a key\"),",
         caught_by: "lib/redis::record",
     },
+    Mutant {
+        name: "surplus locks of a set are not given back",
+        file: "primitives/lock_all.rs",
+        original: "        give_back(surplus).await;\n        refusal.map_or(Ok(()), Err)",
+        mutated: "        std::mem::forget(surplus);\n        refusal.map_or(Ok(()), Err)",
+        caught_by: "memory",
+    },
+    Mutant {
+        name: "locks of a set expire while another one is waited for",
+        file: "primitives/holding.rs",
+        original: "if !locker.options().renew && !extend(locker, held).await {",
+        mutated: "if locker.options().renew && !extend(locker, held).await {",
+        caught_by: "primitives",
+    },
+    Mutant {
+        name: "a candidate that resigned wins again",
+        file: "primitives/election.rs",
+        original: "const STAND_BACK: Duration = Duration::from_millis(50);",
+        mutated: "const STAND_BACK: Duration = Duration::ZERO;",
+        caught_by: "primitives",
+    },
+    Mutant {
+        name: "the first number of permits counts",
+        file: "primitives/semaphore.rs",
+        original: "self.count.fetch_max(count, Ordering::SeqCst)",
+        mutated: "self.count.fetch_max(0 * count, Ordering::SeqCst)",
+        caught_by: "primitives",
+    },
+    Mutant {
+        name: "waiters for a permit listen to one slot only",
+        file: "lock/wait.rs",
+        original: "keys.iter().take(MOST_SUBSCRIPTIONS)",
+        mutated: "keys.iter().take(1)",
+        caught_by: "memory",
+    },
 ];
 
 /// The test files that catch the bugs.
@@ -568,6 +603,7 @@ const TESTS: &[&str] = &[
     "lib/schedules",
     "lib/redis::record",
     "memory",
+    "primitives",
     "renewal",
     "waiting",
     "guards",

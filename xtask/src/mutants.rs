@@ -475,8 +475,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "run: a release that finds no lock is not reported",
         file: "cli/commands/run.rs",
-        original: "Ok(Ok(ReleaseOutcome::NotHeld(_))) => false,",
-        mutated: "Ok(Ok(ReleaseOutcome::NotHeld(_))) => true,",
+        original: "|outcome| outcome == ReleaseOutcome::Released;",
+        mutated: "|_outcome| true;",
         caught_by: "cli/run_loss",
     },
     Mutant {
@@ -536,7 +536,7 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "race: a waiter subscribes and does not ask again",
         file: "lock/wait.rs",
-        original: "        head.subscription.is_some()\n    }",
+        original: "        !head.subscriptions.is_empty()\n    }",
         mutated: "        false\n    }",
         caught_by: "lib/schedules::scenarios::processes_hand_over",
     },

@@ -231,6 +231,12 @@ fn doctor_fails_on_errors_and_with_strict_on_warnings() {
     let shown = stdout(&store.run(&["doctor"]));
     assert!(shown.contains("warning aof: "), "{shown}");
     assert!(shown.contains("127.0.0.1:"), "{shown}");
+    assert!(shown.contains("warning fences: a lost fence counter starts at 1 again"), "{shown}");
+    // With fences from the clock, only locks are lost, and doctor says what the clock cannot do.
+    let url = format!("{}?fences=clock", store.url);
+    let shown = stdout(&syncguard(&["doctor", "--url", &url]).output().expect("runs"));
+    assert!(shown.contains("ok fences: they come from the clock"), "{shown}");
+    assert!(shown.contains("after a restart, locks are lost; set"), "{shown}");
     let output = syncguard(&["doctor", "--url", "redis://127.0.0.1:1/0"]).output().expect("runs");
     assert_eq!(output.status.code(), Some(1));
     assert!(stdout(&output).contains("error reachable: "), "{}", stdout(&output));

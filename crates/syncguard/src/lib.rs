@@ -91,6 +91,7 @@ pub use backends::redis::{self, RedisBackend};
 pub use backends::sqlite::{self, SqliteBackend};
 pub use common::error::{Error, ErrorCode, Result};
 pub use common::fence::Fence;
+pub use common::fence_source::FenceSource;
 pub use common::hash_id::HashId;
 pub use common::holder::HolderInfo;
 pub use common::key::Key;

@@ -13,7 +13,9 @@ use syncguard::conformance::{Fixture, RawLock};
 use syncguard::diagnostics::explain_key;
 use syncguard::firestore::FirestoreConfig;
 use syncguard::telemetry::{TelemetryLayer, TracingSink};
-use syncguard::{AnyBackend, Fence, FirestoreBackend, Key, LockBackend, LockId, Timestamp};
+use syncguard::{
+    AnyBackend, Fence, FenceSource, FirestoreBackend, Key, LockBackend, LockId, Timestamp,
+};
 use test_support::{Fault, FirestoreEmulator, Proxy};
 
 /// One emulator for all cases of the kit, which use distinct keys.
@@ -67,6 +69,16 @@ impl Fixture for FirestoreFixture {
     async fn backend_with_cleanup(&self) -> FirestoreBackend {
         let config = self.config.clone().cleanup_in_is_locked(true);
         FirestoreBackend::connect(config).await.expect("connects")
+    }
+
+    async fn backend_with_clock_fences(&self) -> Option<FirestoreBackend> {
+        let config = self.config.clone().fences(FenceSource::Clock);
+        Some(FirestoreBackend::connect(config).await.expect("connects"))
+    }
+
+    async fn delete_fence_counter(&self, key: &Key) {
+        let [_, path] = paths(key);
+        self.raw.delete(&path).await;
     }
 
     async fn plant(&self, lock: &RawLock) {

@@ -12,7 +12,7 @@ use syncguard::postgres::tokio_postgres::types::ToSql;
 use syncguard::postgres::tokio_postgres::{Client, NoTls, connect};
 use syncguard::postgres::{ClientPool, Loan, PooledClient, PostgresConfig};
 use syncguard::telemetry::{TelemetryLayer, TracingSink};
-use syncguard::{AnyBackend, Fence, Key, LockId, PostgresBackend};
+use syncguard::{AnyBackend, Fence, FenceSource, Key, LockId, PostgresBackend};
 use test_support::{Fault, PgBouncer, PostgresOptions, PostgresServer, Proxy};
 
 /// One server for all cases of the kit; each uses its own keys. The kit does not test flushing to
@@ -170,6 +170,16 @@ impl Fixture for PostgresFixture {
     async fn backend_with_cleanup(&self) -> PostgresBackend {
         let config = self.config.clone().cleanup_in_is_locked(true);
         PostgresBackend::connect(config).await.expect("connects")
+    }
+
+    async fn backend_with_clock_fences(&self) -> Option<PostgresBackend> {
+        let config = self.config.clone().fences(FenceSource::Clock);
+        Some(PostgresBackend::connect(config).await.expect("connects"))
+    }
+
+    async fn delete_fence_counter(&self, key: &Key) {
+        let delete = self.sql("DELETE FROM FENCES WHERE fence_key = $1");
+        self.raw.execute(&delete, &[&fence_key(key)]).await.expect("works");
     }
 
     async fn plant(&self, lock: &RawLock) {

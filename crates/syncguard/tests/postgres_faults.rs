@@ -532,8 +532,8 @@ async fn findings_report_what_can_be_lost() {
     let subjects = async || -> Vec<&'static str> {
         backend.findings().await.expect("works").iter().map(Finding::subject).collect()
     };
-    let risky = ["fsync", "full_page_writes", "synchronous_commit", "unlogged"];
-    assert_eq!(subjects().await, risky[..3]);
+    let risky = ["fsync", "full_page_writes", "synchronous_commit", "unlogged", "fences"];
+    assert_eq!(subjects().await, ["fsync", "full_page_writes", "synchronous_commit", "fences"]);
     assert!(server.sql("ALTER TABLE syncguard_locks SET UNLOGGED").contains("ALTER"));
     assert_eq!(subjects().await, risky);
     // An asynchronous standby, and a connection to it by mistake.

@@ -12,7 +12,7 @@ use syncguard::backend::{KeySpace, Layer};
 use syncguard::conformance::{Fixture, RawLock};
 use syncguard::redis::RedisConfig;
 use syncguard::telemetry::{TelemetryLayer, TracingSink};
-use syncguard::{AnyBackend, Fence, Key, LockId, RedisBackend};
+use syncguard::{AnyBackend, Fence, FenceSource, Key, LockId, RedisBackend};
 use test_support::{Fault, Proxy, RedisCluster, RedisOptions, RedisServer};
 
 /// One server for all cases of the kit; each uses its own keys.
@@ -115,6 +115,15 @@ impl Fixture for RedisFixture {
     async fn backend_with_cleanup(&self) -> RedisBackend {
         let config = self.config.clone().cleanup_in_is_locked(true);
         RedisBackend::connect(config).await.expect("connects")
+    }
+
+    async fn backend_with_clock_fences(&self) -> Option<RedisBackend> {
+        let config = self.config.clone().fences(FenceSource::Clock);
+        Some(RedisBackend::connect(config).await.expect("connects"))
+    }
+
+    async fn delete_fence_counter(&self, key: &Key) {
+        self.raw.clone().del::<_, ()>(self.fence_key(key)).await.expect("works");
     }
 
     async fn plant(&self, lock: &RawLock) {

@@ -358,6 +358,28 @@ async fn locks_work_while_their_slot_moves() {
 /// Several tasks acquire one lock while its keys move one by one: there is never more than one
 /// holder, and every fence is larger than the last.
 #[tokio::test(flavor = "multi_thread")]
+async fn fences_from_the_clock_grow_while_their_slot_moves() {
+    let Some(cluster) = RedisCluster::start(0) else { return };
+    let backend = connect(&cluster.url("prefix=%7Blocks%7D&fences=clock")).await;
+    let mut last = [0; 3];
+    for (name, last) in ["stays", "moves", "fresh"].into_iter().zip(&mut last).take(2) {
+        *last = cycle(&backend, name).await.expect("works");
+    }
+    let migration = Migration::begin(&cluster, "{locks}");
+    migration.move_keys(&["{locks}:fence:{locks}:moves"]);
+    for round in 0..4 {
+        for (name, last) in ["stays", "moves", "fresh"].into_iter().zip(&mut last) {
+            let fence = cycle(&backend, name).await.expect("works");
+            assert!(fence > *last && fence > 17_000_000_000_000, "{name}: {fence} after {last}");
+            *last = fence;
+        }
+        if round == 1 {
+            migration.finish();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_moving_slot_has_one_holder_at_a_time() {
     let Some(cluster) = RedisCluster::start(0) else { return };
     let url = cluster.url("prefix=%7Blocks%7D");
@@ -468,17 +490,17 @@ async fn findings_report_what_can_be_lost() {
     let subjects = async |backend: &RedisBackend| -> Vec<&'static str> {
         backend.findings().await.iter().map(Finding::subject).collect()
     };
-    assert_eq!(subjects(&backend).await, ["aof"]);
+    assert_eq!(subjects(&backend).await, ["aof", "fences"]);
     for (name, value, expected) in [
-        ("appendonly", "yes", vec!["appendfsync"]),
+        ("appendonly", "yes", vec!["appendfsync", "fences"]),
         ("appendfsync", "always", vec![]),
-        ("maxmemory-policy", "allkeys-lru", vec!["maxmemory-policy"]),
+        ("maxmemory-policy", "allkeys-lru", vec!["maxmemory-policy", "fences"]),
     ] {
         assert!(server.cli(&["CONFIG", "SET", name, value]).contains("OK"));
         assert_eq!(subjects(&backend).await, expected, "{name}");
     }
     let replica = server.start_replica();
-    assert_eq!(subjects(&backend).await, ["maxmemory-policy", "replicas"]);
+    assert_eq!(subjects(&backend).await, ["maxmemory-policy", "replicas", "fences"]);
     // A user who may not ask gets a finding, and can still use locks.
     let user = "on >secret ~* &* +@all -info -config";
     let set: Vec<&str> = ["ACL", "SETUSER", "app"].into_iter().chain(user.split(' ')).collect();

@@ -8,7 +8,7 @@ use syncguard::backend::{Clock, Layer, SystemClock};
 use syncguard::conformance::{Fixture, RawLock};
 use syncguard::sqlite::SqliteConfig;
 use syncguard::telemetry::{TelemetryLayer, TracingSink};
-use syncguard::{AnyBackend, Fence, Key, LockId, SqliteBackend};
+use syncguard::{AnyBackend, Fence, FenceSource, Key, LockId, SqliteBackend};
 use test_support::TempDir;
 
 struct SqliteFixture {
@@ -51,6 +51,16 @@ impl Fixture for SqliteFixture {
 
     async fn backend_with_cleanup(&self) -> SqliteBackend {
         SqliteBackend::open(self.config().cleanup_in_is_locked(true)).await.expect("opens")
+    }
+
+    async fn backend_with_clock_fences(&self) -> Option<SqliteBackend> {
+        let config = self.config().fences(FenceSource::Clock);
+        Some(SqliteBackend::open(config).await.expect("opens"))
+    }
+
+    async fn delete_fence_counter(&self, key: &Key) {
+        let query = "DELETE FROM syncguard_fences WHERE key = ?1";
+        self.raw().await.execute(query, [key.as_str()]).expect("works");
     }
 
     async fn plant(&self, lock: &RawLock) {

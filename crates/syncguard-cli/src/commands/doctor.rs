@@ -9,7 +9,9 @@ use syncguard::backend::{
     AcquireOutcome, AcquireRequest, Clock, ExtendRequest, Hint, ReleaseRequest, SystemClock,
     TimeAuthority,
 };
-use syncguard::{AnyBackend, ErrorCode, Key, LockBackend, ReleaseOutcome, Timestamp, Ttl};
+use syncguard::{
+    AnyBackend, ErrorCode, FenceSource, Key, LockBackend, ReleaseOutcome, Timestamp, Ttl,
+};
 
 use crate::Context;
 use crate::args::Doctor;
@@ -125,6 +127,7 @@ async fn examine(backend: &AnyBackend) -> Vec<Check> {
         }
     }
     checks.extend(safety(backend).await);
+    checks.extend(fences(backend));
     checks
 }
 
@@ -147,6 +150,20 @@ pub(crate) async fn safety(backend: &AnyBackend) -> Vec<Check> {
         Err(error) => {
             vec![Check::new("safety", Severity::Warning, Failure::from(error).message)]
         }
+    }
+}
+
+/// Says what fences from the clock cannot do. For counted fences, the findings say it where it
+/// matters.
+fn fences(backend: &AnyBackend) -> Option<Check> {
+    match backend.admin()?.fence_source() {
+        FenceSource::Clock => Some(Check::ok(
+            "fences",
+            "they come from the clock and survive the loss of their counter, unless the clock is \
+             set back past the loss, or a program that only counts, such as a TypeScript one, \
+             starts the counter again",
+        )),
+        _ => None,
     }
 }
 

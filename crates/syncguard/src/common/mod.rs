@@ -7,6 +7,7 @@ pub(crate) mod clock;
 pub(crate) mod crypto;
 pub(crate) mod error;
 pub(crate) mod fence;
+pub(crate) mod fence_source;
 pub(crate) mod hash_id;
 pub(crate) mod holder;
 pub(crate) mod join;

@@ -22,6 +22,12 @@ pub trait Fixture: Send + Sync + 'static {
     /// Returns a backend on this store that cleans up in `is_locked`.
     fn backend_with_cleanup(&self) -> impl Future<Output = Self::Backend> + Send;
 
+    /// Returns a backend on this store whose fences come from the clock
+    /// ([`FenceSource::Clock`](crate::FenceSource::Clock)), if the backend supports that.
+    fn backend_with_clock_fences(&self) -> impl Future<Output = Option<Self::Backend>> + Send {
+        ready(None)
+    }
+
     /// Puts a record into the store and replaces the one under its key, with everything that
     /// belongs to it, such as an index entry. Sets the fence counter to the record's fence.
     fn plant(&self, lock: &RawLock) -> impl Future<Output = ()> + Send;
@@ -37,6 +43,11 @@ pub trait Fixture: Send + Sync + 'static {
 
     /// Sets the fence counter of a key.
     fn set_fence_counter(&self, key: &Key, counter: u64) -> impl Future<Output = ()> + Send;
+
+    /// Deletes the fence counter of a key, as a loss of data does.
+    fn delete_fence_counter(&self, key: &Key) -> impl Future<Output = ()> + Send {
+        self.set_fence_counter(key, 0)
+    }
 
     /// Lets time pass on the time authority's clock: moves the clock, or sleeps.
     fn advance(&self, by: Duration) -> impl Future<Output = ()> + Send {
@@ -139,6 +150,14 @@ where
 
     async fn set_fence_counter(&self, key: &Key, counter: u64) {
         self.inner.set_fence_counter(key, counter).await;
+    }
+
+    async fn backend_with_clock_fences(&self) -> Option<B> {
+        Some((self.wrap)(self.inner.backend_with_clock_fences().await?))
+    }
+
+    async fn delete_fence_counter(&self, key: &Key) {
+        self.inner.delete_fence_counter(key).await;
     }
 
     async fn advance(&self, by: Duration) {

@@ -93,6 +93,10 @@ impl Fixture for MemoryFixture {
         self.backend.set_fence_counter(key, counter);
     }
 
+    async fn backend_with_clock_fences(&self) -> Option<MemoryBackend> {
+        Some(self.backend.with_clock_fences())
+    }
+
     async fn advance(&self, by: Duration) {
         self.clock.advance(by);
     }

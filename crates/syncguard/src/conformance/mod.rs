@@ -78,6 +78,10 @@ macro_rules! conformance_tests {
             fencing::fences_survive_a_restart
             fencing::the_largest_fence_is_granted_and_no_larger_one
             fencing::fences_near_the_end_log_a_warning_without_the_key
+            fencing::fences_from_the_clock_grow_with_every_grant
+            fencing::fences_from_the_clock_survive_the_loss_of_their_counter
+            fencing::a_clock_that_is_behind_its_counter_never_lowers_a_fence
+            fencing::fences_from_the_clock_end_with_the_largest_one
             lookup::lookups_by_key_and_by_id_agree
             lookup::free_and_dead_locks_are_not_found
             lookup::lookup_results_are_sanitized

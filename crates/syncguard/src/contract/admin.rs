@@ -9,6 +9,7 @@ use super::BoxFuture;
 use super::finding::Finding;
 use super::stored_lock::StoredLock;
 use crate::common::error::Result;
+use crate::common::fence_source::FenceSource;
 
 /// Administers a store. You get it from [`LockBackend::admin`](crate::LockBackend::admin).
 pub trait Admin: fmt::Debug + Send + Sync {
@@ -28,6 +29,11 @@ pub trait Admin: fmt::Debug + Send + Sync {
     ///
     /// You can drop this future at any time; it only reads.
     fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>>>;
+
+    /// Returns where the fences of this store come from.
+    fn fence_source(&self) -> FenceSource {
+        FenceSource::Counter
+    }
 
     /// Creates what the store needs and does not have yet. It is idempotent, and several processes
     /// may run it at the same time.

@@ -24,6 +24,17 @@ impl Finding {
         Self { subject, text: text.into() }
     }
 
+    /// Recommends fences from the clock, for a store whose settings can lose fence counters.
+    #[cfg(feature = "_listener")]
+    pub(crate) fn lost_counters() -> Self {
+        Self::new(
+            "fences",
+            "a lost fence counter starts at 1 again; with \"fences=clock\" it starts above every \
+             fence that it has granted, unless the clock is set back past the loss; do not use it \
+             if TypeScript programs share the store, because they start a missing counter at 1",
+        )
+    }
+
     /// Returns the word that identifies the finding.
     #[must_use]
     pub fn subject(&self) -> &'static str {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use syncguard::backend::{Clock, ManualClock, Notifier};
 use syncguard::conformance::{Fixture, RawLock};
-use syncguard::{Fence, Key, LockId};
+use syncguard::{Fence, FenceSource, Key, LockId};
 
 use super::{Bug, RawRecord, Sloppy, Store};
 
@@ -30,10 +30,11 @@ impl SloppyFixture {
         }
     }
 
-    fn make(&self, cleans_up: bool) -> Sloppy {
+    fn make(&self, cleans_up: bool, fences: FenceSource) -> Sloppy {
         Sloppy {
             bug: self.bug,
             cleans_up,
+            fences,
             store: Arc::clone(&self.store),
             clock: Arc::clone(&self.clock),
             made_ms: self.clock.now().as_millis(),
@@ -44,7 +45,7 @@ impl SloppyFixture {
     }
 
     fn counter_key(&self, key: &Key) -> Key {
-        self.make(false).counter_key(key)
+        self.make(false, FenceSource::Counter).counter_key(key)
     }
 }
 
@@ -52,11 +53,15 @@ impl Fixture for SloppyFixture {
     type Backend = Sloppy;
 
     async fn backend(&self) -> Sloppy {
-        self.make(false)
+        self.make(false, FenceSource::Counter)
     }
 
     async fn backend_with_cleanup(&self) -> Sloppy {
-        self.make(true)
+        self.make(true, FenceSource::Counter)
+    }
+
+    async fn backend_with_clock_fences(&self) -> Option<Sloppy> {
+        Some(self.make(false, FenceSource::Clock))
     }
 
     async fn plant(&self, lock: &RawLock) {

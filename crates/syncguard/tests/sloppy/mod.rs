@@ -15,8 +15,8 @@ use syncguard::backend::{
     ReleaseRequest, StoredLock, Subscription, SystemClock, TIME_TOLERANCE_MS, TimeAuthority,
 };
 use syncguard::{
-    Error, ErrorCode, ExtendOutcome, Fence, HolderInfo, Key, LockBackend, LockId, NotHeldReason,
-    ReleaseOutcome, Result, Timestamp,
+    Error, ErrorCode, ExtendOutcome, Fence, FenceSource, HolderInfo, Key, LockBackend, LockId,
+    NotHeldReason, ReleaseOutcome, Result, Timestamp,
 };
 
 /// One deliberate bug.
@@ -75,10 +75,12 @@ pub(crate) enum Bug {
     ListShowsTheDead,
     UndoDoesNothing,
     DroppedReadJams,
+    ClockIsForgotten,
+    ClockReplacesTheCounter,
 }
 
 /// All bugs.
-pub(crate) const BUGS: [Bug; 52] = [
+pub(crate) const BUGS: [Bug; 54] = [
     Bug::HolderIsLeftBehind,
     Bug::VictimIsNotTold,
     Bug::WatchersCountAsWaiters,
@@ -131,6 +133,8 @@ pub(crate) const BUGS: [Bug; 52] = [
     Bug::ListShowsTheDead,
     Bug::UndoDoesNothing,
     Bug::DroppedReadJams,
+    Bug::ClockIsForgotten,
+    Bug::ClockReplacesTheCounter,
 ];
 
 #[derive(Debug, Default)]
@@ -160,6 +164,7 @@ struct RawRecord {
 pub(crate) struct Sloppy {
     bug: Bug,
     cleans_up: bool,
+    fences: FenceSource,
     store: Arc<Mutex<Store>>,
     clock: Arc<ManualClock>,
     made_ms: u64,
@@ -326,7 +331,13 @@ impl Sloppy {
         if self.has(Bug::FenceCheckedAfterWriting) {
             store.counters.insert(counter_key.clone(), counter + step);
         }
-        let fence = if step == 0 { Fence::new(counter) } else { Fence::after(counter) };
+        let floor = now * self.fences.per_millisecond();
+        let fence = match self.bug {
+            Bug::ClockIsForgotten => Fence::after(counter),
+            Bug::ClockReplacesTheCounter if floor > 0 => Fence::new(floor),
+            _ if step == 0 => Fence::new(counter),
+            _ => Fence::after(counter.max(floor.saturating_sub(1))),
+        };
         let fence = fence.map_err(|error| match self.bug {
             Bug::ErrorIsAnonymous => error,
             _ => error.with_key(key).with_operation("sloppy", "acquire"),

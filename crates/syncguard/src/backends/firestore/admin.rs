@@ -3,6 +3,7 @@
 use super::record::Record;
 use super::{FirestoreBackend, named};
 use crate::common::error::Result;
+use crate::common::fence_source::FenceSource;
 use crate::common::time::is_live;
 use crate::contract::BoxFuture;
 use crate::contract::admin::{Admin, Cursor, Page};
@@ -28,10 +29,13 @@ impl Admin for FirestoreBackend {
             self.shared.requests.touch().await.map_err(|error| named(error, "findings"))?;
             let mut found = Vec::new();
             if self.shared.is_emulator {
-                found.push(Finding::new(
-                    "emulator",
-                    "this is an emulator: its locks and fences are lost when it stops",
-                ));
+                let text = match self.shared.fences {
+                    FenceSource::Counter => {
+                        "this is an emulator: its locks and fences are lost when it stops"
+                    }
+                    FenceSource::Clock => "this is an emulator: its locks are lost when it stops",
+                };
+                found.push(Finding::new("emulator", text));
             }
             if let Some(worst) = self.shared.requests.clock_error() {
                 found.push(Finding::new(
@@ -45,5 +49,9 @@ impl Admin for FirestoreBackend {
             }
             Ok(found)
         })
+    }
+
+    fn fence_source(&self) -> FenceSource {
+        self.shared.fences
     }
 }

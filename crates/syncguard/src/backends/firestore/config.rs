@@ -15,12 +15,14 @@ use super::clock_check::Limits;
 use super::names::Names;
 use crate::common::clock::{Clock, SystemClock};
 use crate::common::error::{Error, Result};
+use crate::common::fence_source::FenceSource;
 use crate::common::key::Key;
 use crate::common::network_options::{NetworkOptions, network_setters};
 use crate::common::url_options::UrlOptions;
 
 const OPTIONS: &str = "locks_collection, fences_collection, emulator, clock_check, \
-                       response_timeout_ms, connect_timeout_ms, cleanup_in_is_locked";
+                       response_timeout_ms, connect_timeout_ms, cleanup_in_is_locked, \
+                       fences";
 
 /// The service that sends requests to Firestore.
 pub(super) type Transport = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Status>;
@@ -49,6 +51,7 @@ pub struct FirestoreConfig {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) clock_limits: Option<Limits>,
     pub(super) network: NetworkOptions,
+    pub(super) fences: FenceSource,
 }
 
 impl FirestoreConfig {
@@ -79,6 +82,7 @@ impl FirestoreConfig {
             clock: Arc::new(SystemClock),
             clock_limits: Some(Limits::default()),
             network: NetworkOptions::new(Duration::from_secs(5)),
+            fences: FenceSource::default(),
         }
     }
 
@@ -87,8 +91,8 @@ impl FirestoreConfig {
     /// it.
     ///
     /// The options are `locks_collection`, `fences_collection`, `emulator` (host and port),
-    /// `clock_check` (`true` or `false`), `connect_timeout_ms`, `response_timeout_ms` and
-    /// `cleanup_in_is_locked`. An unknown option is an error.
+    /// `clock_check` (`true` or `false`), `connect_timeout_ms`, `response_timeout_ms`,
+    /// `cleanup_in_is_locked` and `fences` (`counter` or `clock`). An unknown option is an error.
     pub fn from_url(url: &str) -> Result<Self> {
         let (address, mut options) = UrlOptions::split(url)?;
         let path = address.strip_prefix("firestore:").ok_or_else(|| {
@@ -120,6 +124,7 @@ impl FirestoreConfig {
             config = config.without_clock_check();
         }
         config.network.take(&mut options)?;
+        config.fences = FenceSource::take(&mut options)?;
         options.finish(OPTIONS)?;
         config.validate()?;
         Ok(config)
@@ -193,6 +198,14 @@ impl FirestoreConfig {
     #[must_use]
     pub fn without_clock_check(mut self) -> Self {
         self.clock_limits = None;
+        self
+    }
+
+    /// Sets where fences come from. [`FenceSource::Counter`] by default. The clock is that of this
+    /// machine; without the clock check, nothing ensures that it is right.
+    #[must_use]
+    pub fn fences(mut self, source: FenceSource) -> Self {
+        self.fences = source;
         self
     }
 

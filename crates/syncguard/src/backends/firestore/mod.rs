@@ -33,6 +33,7 @@ use crate::common::backoff::random_fraction;
 use crate::common::cleanup::CleanupGate;
 use crate::common::error::{Error, Result};
 use crate::common::fence::{Fence, Fenced};
+use crate::common::fence_source::FenceSource;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::{Timestamp, is_live};
@@ -79,6 +80,7 @@ struct FirestoreInner {
     listener: FirestoreListener,
     cleanup: CleanupGate,
     is_emulator: bool,
+    fences: FenceSource,
 }
 
 /// The receipt of a guard: with it, the lock can be changed without reading it first.
@@ -100,7 +102,7 @@ impl FirestoreBackend {
         config.validate()?;
         let names = config.names()?;
         let cleanup = CleanupGate::new(config.network.cleanup_in_is_locked);
-        let is_emulator = config.emulator.is_some();
+        let (is_emulator, fences) = (config.emulator.is_some(), config.fences);
         let requests = Arc::new(Requests::new(config, names.clone())?);
         requests.touch().await.map_err(|error| named(error, "connect"))?;
         if requests.clock_error().is_some() {
@@ -109,7 +111,14 @@ impl FirestoreBackend {
         }
         let listener = FirestoreListener::start(Arc::clone(&requests), names.clone());
         Ok(Self {
-            shared: Arc::new(FirestoreInner { requests, names, listener, cleanup, is_emulator }),
+            shared: Arc::new(FirestoreInner {
+                requests,
+                names,
+                listener,
+                cleanup,
+                is_emulator,
+                fences,
+            }),
         })
     }
 
@@ -273,7 +282,7 @@ impl FirestoreBackend {
             if let Some(outcome) = self.answer(found.as_ref(), request, *has_conflicted).await? {
                 return Ok(outcome);
             }
-            let fence = Fence::after(record::read_counter(number.as_ref())?)?;
+            let last = record::read_counter(number.as_ref())?;
             requests.approve_clock().await?;
             // The clock may have been corrected meanwhile, and by the new time the lock may be
             // live.
@@ -288,6 +297,7 @@ impl FirestoreBackend {
                 return Err(error);
             }
             let now = requests.now();
+            let fence = self.shared.fences.next(last, now)?;
             let expires_at = now.expiry(request.ttl());
             let taken = StoredLock::new(key.clone(), request.lock_id(), fence)
                 .acquired_at(now)

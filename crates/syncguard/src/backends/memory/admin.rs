@@ -4,6 +4,7 @@ use std::future::ready;
 
 use super::MemoryBackend;
 use crate::common::error::Result;
+use crate::common::fence_source::FenceSource;
 use crate::common::time::is_live;
 use crate::contract::BoxFuture;
 use crate::contract::admin::{Admin, Cursor, Page};
@@ -18,9 +19,17 @@ impl Admin for MemoryBackend {
     }
 
     fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>>> {
-        Box::pin(ready(Ok(vec![Finding::new(
-            "memory",
-            "locks in memory exclude no other process, and fences start at 1 again after a restart",
-        )])))
+        let text = match self.fences {
+            FenceSource::Counter => {
+                "locks in memory exclude no other process, and fences start at 1 again after a \
+                 restart"
+            }
+            FenceSource::Clock => "locks in memory exclude no other process",
+        };
+        Box::pin(ready(Ok(vec![Finding::new("memory", text)])))
+    }
+
+    fn fence_source(&self) -> FenceSource {
+        self.fences
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::common::clock::{Clock, MonotonicClock};
 use crate::common::error::{Error, Result};
+use crate::common::fence_source::FenceSource;
 use crate::common::url_options::UrlOptions;
 
 /// The configuration of a [`MemoryBackend`](super::MemoryBackend).
@@ -21,18 +22,21 @@ use crate::common::url_options::UrlOptions;
 pub struct MemoryConfig {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) cleanup_in_is_locked: bool,
+    pub(super) fences: FenceSource,
 }
 
 impl MemoryConfig {
-    /// Creates a configuration from a URL: `memory:`, with the option `cleanup_in_is_locked`.
+    /// Creates a configuration from a URL: `memory:`, with the options `cleanup_in_is_locked` and
+    /// `fences` (`counter` or `clock`).
     pub fn from_url(url: &str) -> Result<Self> {
         let (address, mut options) = UrlOptions::split(url)?;
         if address != "memory:" {
             return Err(Error::invalid("not a URL of the memory backend; expected memory:"));
         }
         let enabled = options.take_as("cleanup_in_is_locked", "true or false")?;
-        options.finish("cleanup_in_is_locked")?;
-        Ok(Self::default().cleanup_in_is_locked(enabled.unwrap_or(false)))
+        let fences = FenceSource::take(&mut options)?;
+        options.finish("cleanup_in_is_locked, fences")?;
+        Ok(Self::default().cleanup_in_is_locked(enabled.unwrap_or(false)).fences(fences))
     }
 
     /// Sets the clock that decides whether a lock is live. A [`MonotonicClock`] by default.
@@ -49,10 +53,21 @@ impl MemoryConfig {
         self.cleanup_in_is_locked = enabled;
         self
     }
+
+    /// Sets where fences come from. [`FenceSource::Counter`] by default.
+    #[must_use]
+    pub fn fences(mut self, source: FenceSource) -> Self {
+        self.fences = source;
+        self
+    }
 }
 
 impl Default for MemoryConfig {
     fn default() -> Self {
-        Self { clock: Arc::new(MonotonicClock::new()), cleanup_in_is_locked: false }
+        Self {
+            clock: Arc::new(MonotonicClock::new()),
+            cleanup_in_is_locked: false,
+            fences: FenceSource::default(),
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Locks in this process: the reference implementation, and the backend for tests.
 //!
 //! * Nothing is shared with other processes, and **fences live only as long as the process**: after
-//!   a restart they start at 1 again. Do not compare them with fences that are stored elsewhere.
+//!   a restart they start at 1 again, unless they come from the clock
+//!   ([`FenceSource::Clock`]). Do not compare them with fences that are stored elsewhere.
 //! * The clock is a [`MonotonicClock`](crate::backend::MonotonicClock), so setting the wall clock
 //!   neither frees nor extends a lock. [`MemoryConfig::clock`] replaces it.
 //! * Notifications reach every [`Locker`](crate::Locker) on the same backend.
@@ -17,7 +18,8 @@ use std::sync::Arc;
 use crate::common::cleanup::CleanupGate;
 use crate::common::clock::Clock;
 use crate::common::error::Result;
-use crate::common::fence::{Fence, Fenced};
+use crate::common::fence::Fenced;
+use crate::common::fence_source::FenceSource;
 use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
@@ -56,6 +58,7 @@ use record::{Shards, Slot};
 pub struct MemoryBackend {
     store: Arc<Store>,
     cleanup: Arc<CleanupGate>,
+    fences: FenceSource,
 }
 
 #[derive(Debug)]
@@ -87,6 +90,7 @@ impl MemoryBackend {
                 break_notes: BreakNotes::default(),
             }),
             cleanup: Arc::new(CleanupGate::new(config.cleanup_in_is_locked)),
+            fences: config.fences,
         }
     }
 
@@ -128,6 +132,11 @@ impl MemoryBackend {
     /// Returns a backend on the same store that cleans up in `is_locked`.
     pub(crate) fn with_cleanup(&self) -> Self {
         Self { cleanup: Arc::new(CleanupGate::new(true)), ..self.clone() }
+    }
+
+    /// Returns a backend on the same store whose fences come from the clock.
+    pub(crate) fn with_clock_fences(&self) -> Self {
+        Self { fences: FenceSource::Clock, ..self.clone() }
     }
 
     pub(crate) fn peek(&self, key: &Key) -> Option<Record> {
@@ -196,7 +205,9 @@ impl LockBackend for MemoryBackend {
             }
             _ => {}
         }
-        let fence = Fence::after(slot.fence_counter)
+        let fence = self
+            .fences
+            .next(slot.fence_counter, now)
             .map_err(|error| error.with_key(key).with_operation("memory", "acquire"))?;
         let is_takeover = slot.record.is_some();
         if let Some(dead) = slot.record {

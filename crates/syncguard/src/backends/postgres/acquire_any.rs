@@ -36,13 +36,14 @@ impl PostgresBackend {
             Value::Int8(integer(Fence::MAX.get())),
             Value::Texts(&counters),
             Value::Texts(&user_keys),
+            Value::Int8(integer(self.shared.fences.per_millisecond())),
             Value::MaybeText(holder.as_deref()),
         ];
         let statements = &self.shared.statements;
         let step: Step<'_> = if self.shared.pool.stores_holders() {
             (&statements.acquire_any_with_holder, &values)
         } else {
-            (&statements.acquire_any, &values[..7])
+            (&statements.acquire_any, &values[..8])
         };
         let rows = self.run(Urgency::Ordinary, step).await?;
         let row = rows.first().ok_or_else(error::unexpected_response)?;

@@ -13,6 +13,7 @@ use super::transaction::{self, Step};
 use super::{PostgresBackend, error, named};
 use crate::common::backoff::reconnect_delay;
 use crate::common::error::Result;
+use crate::common::fence_source::FenceSource;
 use crate::contract::BoxFuture;
 use crate::contract::admin::{Admin, Cursor, Page};
 use crate::contract::finding::Finding;
@@ -40,6 +41,10 @@ impl Admin for PostgresBackend {
         Box::pin(Self::findings(self))
     }
 
+    fn fence_source(&self) -> FenceSource {
+        self.shared.fences
+    }
+
     fn setup(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.setup_schema())
     }
@@ -56,17 +61,27 @@ const QUESTION: &str = "
       (SELECT count(*) FROM pg_stat_replication WHERE sync_state IS NULL)";
 
 /// Asks the server for its settings and returns the findings.
-pub(super) async fn ask(pool: &Pool, locks: &str, fences: &str) -> Result<Vec<Finding>> {
+pub(super) async fn ask(
+    pool: &Pool,
+    [locks, fences]: &[String; 2],
+    source: FenceSource,
+) -> Result<Vec<Finding>> {
     let question = Sql { text: QUESTION.to_owned(), types: &[Type::TEXT, Type::TEXT] };
     let step: Step<'_> = (&question, &[Value::Text(locks), Value::Text(fences)]);
     let [rows, _] = transaction::run(pool, Urgency::Ordinary, [Some(step), None]).await?;
     let row = rows.first().ok_or_else(error::unexpected_response)?;
-    let mut found = Vec::new();
+    let (mut found, mut loses_counters) = (Vec::new(), false);
+    // With a clock, only locks are lost.
+    let is_counted = source == FenceSource::Counter;
+    let repeats = if is_counted { " and repeat their fences" } else { "" };
     if column::<&str>(row, 0)? == "off" {
+        loses_counters = true;
         found.push(Finding::new(
             "fsync",
-            "PostgreSQL does not flush commits to disk (fsync = off): a crash of the machine can \
-             lose locks and repeat fences; set \"fsync = on\"",
+            format!(
+                "PostgreSQL does not flush commits to disk (fsync = off): a crash of the machine \
+                 can lose locks{repeats}; set \"fsync = on\""
+            ),
         ));
     }
     if column::<&str>(row, 1)? == "off" {
@@ -85,10 +100,13 @@ pub(super) async fn ask(pool: &Pool, locks: &str, fences: &str) -> Result<Vec<Fi
         ));
     }
     if column::<i64>(row, 3)? > 0 {
+        loses_counters = true;
         found.push(Finding::new(
             "standby",
-            "a PostgreSQL standby is asynchronous: a failover to it can lose the last locks and \
-             repeat their fences; add it to synchronous_standby_names",
+            format!(
+                "a PostgreSQL standby is asynchronous: a failover to it can lose the last \
+                 locks{repeats}; add it to synchronous_standby_names"
+            ),
         ));
     }
     if column::<i64>(row, 7)? > 0 {
@@ -100,10 +118,14 @@ pub(super) async fn ask(pool: &Pool, locks: &str, fences: &str) -> Result<Vec<Fi
     }
     let persistence = [column::<Option<&str>>(row, 4)?, column::<Option<&str>>(row, 5)?];
     if persistence.contains(&Some("u")) {
+        loses_counters = true;
+        let restart = if is_counted { ", and fences start again" } else { "" };
         found.push(Finding::new(
             "unlogged",
-            "a PostgreSQL table is UNLOGGED: after a crash of the server it is empty, and fences \
-             start again; run ALTER TABLE … SET LOGGED",
+            format!(
+                "a PostgreSQL table is UNLOGGED: after a crash of the server it is empty{restart}; \
+                 run ALTER TABLE … SET LOGGED"
+            ),
         ));
     }
     if persistence.contains(&None) {
@@ -117,6 +139,9 @@ pub(super) async fn ask(pool: &Pool, locks: &str, fences: &str) -> Result<Vec<Fi
             "recovery",
             "this PostgreSQL server is a read-only standby; connect to the primary",
         ));
+    }
+    if is_counted && loses_counters {
+        found.push(Finding::lost_counters());
     }
     Ok(found)
 }

@@ -11,13 +11,14 @@ use super::callers_pool::ClientPool;
 use super::names::Names;
 use super::tls::{Files, SslMode};
 use crate::common::error::{Error, Result};
+use crate::common::fence_source::FenceSource;
 use crate::common::key::Key;
 use crate::common::network_options::{NetworkOptions, network_setters};
 use crate::common::url_options::UrlOptions;
 
 const OPTIONS: &str = "locks_table, fences_table, pool_size, pooler, response_timeout_ms, \
-                       connect_timeout_ms, max_connection_age_ms, cleanup_in_is_locked, sslmode, \
-                       sslrootcert, sslcert, sslkey, and the libpq options that the driver knows";
+                       connect_timeout_ms, max_connection_age_ms, cleanup_in_is_locked, fences, \
+                       sslmode, sslrootcert, sslcert, sslkey, and the libpq options that the driver knows";
 
 /// The libpq options that are passed to the driver.
 const DRIVER_OPTIONS: [&str; 18] = [
@@ -64,6 +65,7 @@ pub struct PostgresConfig {
     pub(super) is_pooled: bool,
     pub(super) network: NetworkOptions,
     pub(super) max_connection_age: Duration,
+    pub(super) fences: FenceSource,
 }
 
 impl PostgresConfig {
@@ -75,7 +77,8 @@ impl PostgresConfig {
     /// Creates a configuration from a URL: `postgres://user:password@host:5432/database`, with
     /// libpq's options (`sslmode`, `sslrootcert`, …) and these: `locks_table`, `fences_table`,
     /// `pool_size`, `pooler`, `connect_timeout_ms`, `response_timeout_ms`,
-    /// `max_connection_age_ms`, `cleanup_in_is_locked`. An unknown option is an error.
+    /// `max_connection_age_ms`, `cleanup_in_is_locked`, `fences` (`counter` or `clock`). An unknown
+    /// option is an error.
     ///
     /// The default `sslmode` is `verify-full`, or `prefer` if the server is on this machine.
     /// `prefer`, libpq's default, lets an attacker in the middle turn TLS off.
@@ -116,6 +119,7 @@ impl PostgresConfig {
             config = config.behind_pooler(is_pooled);
         }
         config.network.take(&mut options)?;
+        config.fences = FenceSource::take(&mut options)?;
         if let Some(age) = options.take_millis("max_connection_age_ms")? {
             config = config.max_connection_age(age);
         }
@@ -161,6 +165,7 @@ impl PostgresConfig {
             is_pooled: false,
             network,
             max_connection_age: Duration::from_mins(10),
+            fences: FenceSource::default(),
         }
     }
 
@@ -211,6 +216,13 @@ impl PostgresConfig {
     #[must_use]
     pub fn max_connection_age(mut self, age: Duration) -> Self {
         self.max_connection_age = age;
+        self
+    }
+
+    /// Sets where fences come from. [`FenceSource::Counter`] by default.
+    #[must_use]
+    pub fn fences(mut self, source: FenceSource) -> Self {
+        self.fences = source;
         self
     }
 

@@ -38,6 +38,7 @@ use tokio_util::task::TaskTracker;
 use crate::common::cleanup::CleanupGate;
 use crate::common::error::{Error, Result};
 use crate::common::fence::{Fence, Fenced};
+use crate::common::fence_source::FenceSource;
 use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
@@ -92,6 +93,7 @@ struct PostgresInner {
     statements: Statements,
     listener: PostgresListener,
     cleanup: CleanupGate,
+    fences: FenceSource,
     /// When the column `holder` was last looked for.
     looked_for_holder: Mutex<Instant>,
     /// Tasks that continue after their operation has returned.
@@ -120,6 +122,7 @@ impl PostgresBackend {
             statements,
             listener,
             cleanup: CleanupGate::new(config.network.cleanup_in_is_locked),
+            fences: config.fences,
             looked_for_holder: Mutex::new(Instant::now()),
             background,
         };
@@ -183,7 +186,8 @@ impl PostgresBackend {
 
     async fn read_findings(&self) -> Result<Vec<Finding>> {
         let Names { locks, fences, .. } = &self.shared.names;
-        admin::ask(&self.shared.pool, &locks.quoted(), &fences.quoted()).await
+        let tables = [locks.quoted(), fences.quoted()];
+        admin::ask(&self.shared.pool, &tables, self.shared.fences).await
     }
 
     /// Runs one statement.
@@ -345,6 +349,7 @@ impl PostgresBackend {
             Value::Int8(integer(Fence::MAX.get())),
             Value::Text(&fence_key),
             Value::Text(request.key().as_str()),
+            Value::Int8(integer(self.shared.fences.per_millisecond())),
             Value::MaybeText(holder.as_deref()),
         ];
         let statements = &self.shared.statements;
@@ -353,16 +358,18 @@ impl PostgresBackend {
             (&statements.acquire_with_holder, &values)
         } else {
             self.look_again_for_holder_column();
-            (&statements.acquire, &values[..7])
+            (&statements.acquire, &values[..8])
         };
         let taken = self.run(Urgency::Ordinary, acquire).await?;
-        if let Some(outcome) = outcome(&taken, request)? {
+        let fences = self.shared.fences;
+        if let Some(outcome) = outcome(&taken, request, fences)? {
             return Ok(outcome);
         }
         // It looked free, but another transaction has the key's advisory lock, or just had it.
         let steps = [Some(lock), Some(acquire)];
         let [_, taken] = transaction::run(&self.shared.pool, Urgency::Ordinary, steps).await?;
-        Ok(outcome(&taken, request)?.unwrap_or(AcquireOutcome::Contended { expires_in: None }))
+        let outcome = outcome(&taken, request, fences)?;
+        Ok(outcome.unwrap_or(AcquireOutcome::Contended { expires_in: None }))
     }
 
     async fn try_release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

@@ -5,6 +5,7 @@ use tokio_postgres::Row;
 use super::error;
 use crate::common::error::{Error, Result};
 use crate::common::fence::Fence;
+use crate::common::fence_source::FenceSource;
 use crate::common::holder::HolderInfo;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
@@ -66,7 +67,11 @@ pub(super) fn not_held_reason(row: &Row) -> Result<NotHeldReason> {
 
 /// Returns the outcome of `acquire`; `None` if the lock looked free but another transaction had the
 /// key's advisory lock, or just had it.
-pub(super) fn outcome(rows: &[Row], request: &AcquireRequest) -> Result<Option<AcquireOutcome>> {
+pub(super) fn outcome(
+    rows: &[Row],
+    request: &AcquireRequest,
+    fences: FenceSource,
+) -> Result<Option<AcquireOutcome>> {
     let row = rows.first().ok_or_else(error::unexpected_response)?;
     if let Some(taken) = column::<Option<&str>>(row, 0)? {
         let granted = fence(taken)?;
@@ -91,7 +96,7 @@ pub(super) fn outcome(rows: &[Row], request: &AcquireRequest) -> Result<Option<A
         }
     }
     let counter = column::<Option<i64>>(row, 6)?.unwrap_or(0);
-    Fence::after(u64::try_from(counter).map_err(|_cause| Error::foreign_counter())?)?;
+    fences.next(u64::try_from(counter).map_err(|_cause| Error::foreign_counter())?, now)?;
     Ok(None)
 }
 
@@ -190,7 +195,7 @@ mod tests {
             [
                 shape(stored(&rows[0]).err().as_ref()),
                 shape(not_held_reason(&rows[0]).err().as_ref()),
-                shape(outcome(&rows, &request).err().as_ref()),
+                shape(outcome(&rows, &request, FenceSource::Clock).err().as_ref()),
             ]
             .concat()
         });

@@ -130,7 +130,7 @@ fn with_holder(sql: &Sql, [column, value, update]: [&str; 3], types: &'static [T
 }
 
 /// The parameters of acquire. The last one needs the column `holder`.
-const ACQUIRE: [Type; 8] = [
+const ACQUIRE: [Type; 9] = [
     Type::TEXT,
     Type::INT8,
     Type::TEXT,
@@ -138,11 +138,12 @@ const ACQUIRE: [Type; 8] = [
     Type::INT8,
     Type::TEXT,
     Type::TEXT,
+    Type::INT8,
     Type::TEXT,
 ];
 
 /// The parameters of `acquire_any`. The last one needs the column `holder`.
-const ACQUIRE_ANY: [Type; 8] = [
+const ACQUIRE_ANY: [Type; 9] = [
     Type::TEXT_ARRAY,
     Type::INT8,
     Type::TEXT,
@@ -150,6 +151,7 @@ const ACQUIRE_ANY: [Type; 8] = [
     Type::INT8,
     Type::TEXT_ARRAY,
     Type::TEXT_ARRAY,
+    Type::INT8,
     Type::TEXT,
 ];
 
@@ -158,13 +160,13 @@ impl Statements {
         let names = &[names.locks.quoted(), names.fences.quoted()];
         let acquire = sql!("sql/acquire.sql", names, ACQUIRE);
         let acquire_any = sql!("sql/acquire_any.sql", names, ACQUIRE_ANY);
-        let holder = [", holder", ", $8", ", holder = excluded.holder"];
+        let holder = [", holder", ", $9", ", holder = excluded.holder"];
         let has_holder = fill(HAS_HOLDER, names);
         Self {
             lock_key: sql!("sql/lock_key.sql", names, [Type::TEXT]),
-            acquire: with_holder(&acquire, [""; 3], &ACQUIRE[..7]),
+            acquire: with_holder(&acquire, [""; 3], &ACQUIRE[..8]),
             acquire_with_holder: with_holder(&acquire, holder, &ACQUIRE),
-            acquire_any: with_holder(&acquire_any, [""; 3], &ACQUIRE_ANY[..7]),
+            acquire_any: with_holder(&acquire_any, [""; 3], &ACQUIRE_ANY[..8]),
             acquire_any_with_holder: with_holder(&acquire_any, holder, &ACQUIRE_ANY),
             has_holder: Sql { text: has_holder, types: &[] },
             release: sql!(

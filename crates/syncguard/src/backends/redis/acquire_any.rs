@@ -45,6 +45,7 @@ impl RedisBackend {
             Number(Fence::MAX.get()),
             Number(0),
         ];
+        arguments.extend(self.shared.fences.arguments(first.ttl()));
         arguments.extend(user_keys.iter().map(|key| Text(key)));
         let script = &self.shared.scripts.acquire_any;
         let connection = &self.shared.connection;

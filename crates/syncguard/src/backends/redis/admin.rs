@@ -7,6 +7,7 @@ use super::reply::text;
 use super::scripts::Argument::{Number, Text};
 use super::{RedisBackend, error, record};
 use crate::common::error::{Error, Result};
+use crate::common::fence_source::FenceSource;
 use crate::common::time::TIME_TOLERANCE_MS;
 use crate::contract::BoxFuture;
 use crate::contract::admin::{Admin, Cursor, Page};
@@ -64,8 +65,11 @@ impl ServerSettings {
         }
     }
 
-    pub(super) fn findings(&self, waits_for_replicas: bool) -> Vec<Finding> {
-        let mut found = Vec::new();
+    pub(super) fn findings(&self, waits_for_replicas: bool, fences: FenceSource) -> Vec<Finding> {
+        let (mut found, mut loses_counters) = (Vec::new(), false);
+        // With a clock, only locks are lost.
+        let is_counted = fences == FenceSource::Counter;
+        let repeats = if is_counted { " and repeat their fences" } else { "" };
         if self.info.is_empty() {
             found.push(Finding::new(
                 "unknown",
@@ -74,28 +78,31 @@ impl ServerSettings {
             ));
         }
         if self.field("aof_enabled") == Some("0") {
+            let restart = if is_counted { " and fences start again" } else { "" };
+            loses_counters = true;
             found.push(Finding::new(
                 "aof",
-                "Redis keeps no append-only file: after a restart, locks are lost and fences start \
-                 again; set \"appendonly yes\"",
+                format!(
+                    "Redis keeps no append-only file: after a restart, locks are lost{restart}; \
+                     set \"appendonly yes\""
+                ),
             ));
         } else if let Some(policy @ ("everysec" | "no")) = self.appendfsync.as_deref() {
+            loses_counters = true;
             found.push(Finding::new(
                 "appendfsync",
                 format!(
                     "Redis does not flush every write to disk (\"appendfsync {policy}\"): a power \
-                     loss can lose the last locks and repeat their fences; set \"appendfsync \
-                     always\""
+                     loss can lose the last locks{repeats}; set \"appendfsync always\""
                 ),
             ));
         }
         if let Some(policy) =
             self.field("maxmemory_policy").filter(|policy| *policy != "noeviction")
         {
-            let what = match policy {
-                policy if policy.starts_with("allkeys") => "locks and fence counters",
-                _ => "locks",
-            };
+            let evicts_counters = is_counted && policy.starts_with("allkeys");
+            loses_counters |= evicts_counters;
+            let what = if evicts_counters { "locks and fence counters" } else { "locks" };
             found.push(Finding::new(
                 "maxmemory-policy",
                 format!(
@@ -106,18 +113,24 @@ impl ServerSettings {
         }
         let has_replicas = self.field("connected_slaves").is_some_and(|count| count != "0");
         if has_replicas && !waits_for_replicas {
+            loses_counters = true;
             found.push(Finding::new(
                 "replicas",
-                "Redis replicates asynchronously: a failover can lose the last locks and repeat \
-                 their fences; set wait_for_replicas to reduce the risk",
+                format!(
+                    "Redis replicates asynchronously: a failover can lose the last locks{repeats}; \
+                     set wait_for_replicas to reduce the risk"
+                ),
             ));
+        }
+        if is_counted && loses_counters {
+            found.push(Finding::lost_counters());
         }
         found
     }
 
     /// Logs the findings.
-    pub(super) fn warn(&self, waits_for_replicas: bool) {
-        for finding in self.findings(waits_for_replicas) {
+    pub(super) fn warn(&self, waits_for_replicas: bool, fences: FenceSource) {
+        for finding in self.findings(waits_for_replicas, fences) {
             if finding.subject() == "unknown" {
                 tracing::debug!("{finding}");
             } else {
@@ -157,30 +170,54 @@ impl Admin for RedisBackend {
     fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>>> {
         Box::pin(async move { Ok(Self::findings(self).await) })
     }
+
+    fn fence_source(&self) -> FenceSource {
+        self.shared.fences.source
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn subjects(info: &str, appendfsync: &str, waits: bool) -> Vec<&'static str> {
+    fn findings(info: &str, appendfsync: &str, waits: bool, fences: FenceSource) -> Vec<Finding> {
         let report =
             ServerSettings { info: info.to_owned(), appendfsync: Some(appendfsync.to_owned()) };
-        report.findings(waits).iter().map(Finding::subject).collect()
+        report.findings(waits, fences)
     }
 
     #[test]
     fn safe_settings_have_no_findings_and_others_do() {
+        let subjects = |info: &str, appendfsync: &str, waits| -> Vec<&str> {
+            let found = findings(info, appendfsync, waits, FenceSource::Counter);
+            found.iter().map(Finding::subject).collect()
+        };
         let safe = "aof_enabled:1\r\nmaxmemory_policy:noeviction\r\nconnected_slaves:0\r\n";
         assert_eq!(subjects(safe, "always", false), [] as [&str; 0]);
-        assert_eq!(subjects(safe, "everysec", false), ["appendfsync"]);
-        assert_eq!(subjects(&safe.replace("aof_enabled:1", "aof_enabled:0"), "x", false), ["aof"]);
+        assert_eq!(subjects(safe, "everysec", false), ["appendfsync", "fences"]);
+        let no_aof = safe.replace("aof_enabled:1", "aof_enabled:0");
+        assert_eq!(subjects(&no_aof, "x", false), ["aof", "fences"]);
         let evicts = safe.replace("noeviction", "volatile-lru");
         assert_eq!(subjects(&evicts, "always", false), ["maxmemory-policy"]);
+        let evicts = safe.replace("noeviction", "allkeys-lru");
+        assert_eq!(subjects(&evicts, "always", false), ["maxmemory-policy", "fences"]);
         let replicates = safe.replace("slaves:0", "slaves:1");
-        assert_eq!(subjects(&replicates, "always", false), ["replicas"]);
+        assert_eq!(subjects(&replicates, "always", false), ["replicas", "fences"]);
         assert_eq!(subjects(&replicates, "always", true), [] as [&str; 0]);
         assert_eq!(subjects("", "", false), ["unknown"]);
+    }
+
+    #[test]
+    fn with_a_clock_only_locks_are_lost() {
+        let info = "aof_enabled:0\r\nmaxmemory_policy:allkeys-lru\r\nconnected_slaves:1\r\n";
+        for (info, count) in [(info, 3), (&info.replace("enabled:0", "enabled:1"), 3)] {
+            let found = findings(info, "everysec", false, FenceSource::Clock);
+            assert_eq!(found.len(), count);
+            for finding in found {
+                assert!(!finding.text().contains("fence"), "{finding}");
+                assert!(finding.text().contains("locks"), "{finding}");
+            }
+        }
     }
 
     #[test]

@@ -14,13 +14,16 @@ use super::cluster;
 use super::connection::SharedConnection;
 use super::error;
 use super::names::Names;
+use super::scripts::Argument;
 use super::sentinel::Sentinel;
 use super::topology::Topology;
 use crate::common::error::{Error, Result};
+use crate::common::fence_source::FenceSource;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::network_options::{NetworkOptions, network_setters};
 use crate::common::storage_key::KeySpace;
+use crate::common::ttl::Ttl;
 use crate::common::url_options::UrlOptions;
 
 /// The configuration of a [`RedisBackend`](super::RedisBackend).
@@ -40,6 +43,7 @@ pub struct RedisConfig {
     pub(super) certificates: Option<TlsCertificates>,
     prefix: String,
     pub(super) replicas: Option<(u32, Duration)>,
+    pub(super) fences: Fences,
     pub(super) network: NetworkOptions,
 }
 
@@ -65,9 +69,9 @@ impl RedisConfig {
     /// | `redis+cluster://user:password@host:7000,host:7001` | a Cluster; the prefix has a tag |
     ///
     /// `rediss+sentinel` and `rediss+cluster` use TLS. Options in the query: `prefix`,
-    /// `connect_timeout_ms`, `response_timeout_ms`, `cleanup_in_is_locked`, `wait_for_replicas`,
-    /// `wait_for_replicas_ms`, `tls_ca`, `tls_cert`, `tls_key` (files), `sentinel_user`,
-    /// `sentinel_password`. An unknown option is an error.
+    /// `connect_timeout_ms`, `response_timeout_ms`, `cleanup_in_is_locked`, `fences` (`counter` or
+    /// `clock`), `fence_expiry_ms`, `wait_for_replicas`, `wait_for_replicas_ms`, `tls_ca`,
+    /// `tls_cert`, `tls_key` (files), `sentinel_user`, `sentinel_password`. An unknown option is an error.
     ///
     /// Error messages do not repeat the URL, which may contain a password.
     pub fn from_url(url: &str) -> Result<Self> {
@@ -106,6 +110,7 @@ impl RedisConfig {
             certificates: None,
             prefix: Self::DEFAULT_PREFIX.to_owned(),
             replicas: None,
+            fences: Fences::default(),
             network: NetworkOptions::new(Duration::from_secs(2)),
         }
     }
@@ -129,6 +134,22 @@ impl RedisConfig {
     #[must_use]
     pub fn wait_for_replicas(mut self, replicas: u32, timeout: Duration) -> Self {
         self.replicas = Some((replicas, timeout));
+        self
+    }
+
+    /// Sets where fences come from. [`FenceSource::Counter`] by default.
+    #[must_use]
+    pub fn fences(mut self, source: FenceSource) -> Self {
+        self.fences.source = source;
+        self
+    }
+
+    /// Sets how long an idle fence counter is kept with [`FenceSource::Clock`]: 7 days by default,
+    /// and at least twice the longest TTL, so 48 hours. Every grant starts the time again. With
+    /// [`FenceSource::Counter`], counters never expire.
+    #[must_use]
+    pub fn fence_expiry(mut self, expiry: Duration) -> Self {
+        self.fences.expiry = Some(expiry);
         self
     }
 
@@ -162,6 +183,7 @@ impl RedisConfig {
             ));
         }
         self.network.validate()?;
+        self.fences.validate()?;
         if let Some((replicas, timeout)) = self.replicas {
             if replicas == 0 || timeout < Duration::from_millis(1) {
                 return Err(Error::invalid(
@@ -198,6 +220,40 @@ impl fmt::Debug for RedisConfig {
     }
 }
 
+/// Where fences come from, and how long an idle counter is kept.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Fences {
+    pub(super) source: FenceSource,
+    /// `None` for the default.
+    pub(super) expiry: Option<Duration>,
+}
+
+impl Fences {
+    const DEFAULT_EXPIRY: Duration = Duration::from_hours(7 * 24);
+
+    fn validate(self) -> Result<()> {
+        let Some(expiry) = self.expiry else { return Ok(()) };
+        if self.source == FenceSource::Counter {
+            return Err(Error::invalid(
+                "fence_expiry needs fences from the clock: a counter that expires would start at 1 \
+                 again; set fences=clock",
+            ));
+        }
+        FenceSource::check_age(expiry)
+    }
+
+    /// Returns the arguments of the scripts that draw a fence: fences per millisecond of the clock,
+    /// and the expiry of the counter in milliseconds.
+    pub(super) fn arguments(self, ttl: Ttl) -> [Argument<'static>; 2] {
+        let expiry = self.expiry.unwrap_or(Self::DEFAULT_EXPIRY).max(2 * ttl.as_duration());
+        let expiry_ms = match self.source {
+            FenceSource::Counter => 0,
+            FenceSource::Clock => u64::try_from(expiry.as_millis()).unwrap_or(u64::MAX),
+        };
+        [Argument::Number(self.source.per_millisecond()), Argument::Number(expiry_ms)]
+    }
+}
+
 /// Where connections come from.
 #[derive(Clone)]
 pub(super) enum ConnectionSource {
@@ -208,8 +264,8 @@ pub(super) enum ConnectionSource {
 }
 
 const OPTIONS: &str = "prefix, connect_timeout_ms, response_timeout_ms, cleanup_in_is_locked, \
-                       tls_ca, tls_cert, tls_key, wait_for_replicas, wait_for_replicas_ms, \
-                       sentinel_user, sentinel_password";
+                       fences, fence_expiry_ms, tls_ca, tls_cert, tls_key, wait_for_replicas, \
+                       wait_for_replicas_ms, sentinel_user, sentinel_password";
 
 /// Parses a URL. Error messages do not repeat it, because it may contain a password.
 fn parse_url(url: &str) -> Result<RedisConfig> {
@@ -234,6 +290,8 @@ fn parse_url(url: &str) -> Result<RedisConfig> {
         config = config.prefix(prefix);
     }
     config.network.take(&mut options)?;
+    config.fences.source = FenceSource::take(&mut options)?;
+    config.fences.expiry = options.take_millis("fence_expiry_ms")?;
     let replicas = options.take_as::<u32>("wait_for_replicas", "a number of replicas")?;
     let node_timeout = options.take_millis("wait_for_replicas_ms")?;
     if node_timeout.is_some() && replicas.is_none() {

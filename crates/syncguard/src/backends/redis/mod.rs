@@ -55,6 +55,7 @@ use crate::contract::request::{
 use crate::contract::stored_lock::StoredLock;
 use admin::ServerSettings;
 use config::ConnectionSource;
+use config::Fences;
 pub use config::RedisConfig;
 use connection::{Connection, Multiplexed};
 use listener::{Channels, RedisListener};
@@ -92,6 +93,7 @@ struct RedisInner {
     /// `None` with the caller's own connection, on which the backend cannot subscribe.
     listener: Option<RedisListener>,
     replicas: Option<Replicas>,
+    fences: Fences,
     is_cluster: bool,
     channels: Channels,
     cleanup: Arc<CleanupGate>,
@@ -132,7 +134,7 @@ impl RedisBackend {
         if !is_cluster {
             report.refuse_a_lone_node()?;
         }
-        report.warn(config.replicas.is_some());
+        report.warn(config.replicas.is_some(), config.fences.source);
         let replicas = resolver.clone().zip(config.replicas);
         let channels = Channels::new(names.clone(), database);
         Ok(Self {
@@ -143,6 +145,7 @@ impl RedisBackend {
                 listener: resolver.map(|resolver| RedisListener::start(resolver, channels.clone())),
                 channels,
                 replicas: replicas.map(|(resolver, wanted)| Replicas::new(resolver, wanted)),
+                fences: config.fences,
                 is_cluster,
                 cleanup: Arc::new(CleanupGate::new(config.network.cleanup_in_is_locked)),
             }),
@@ -158,7 +161,7 @@ impl RedisBackend {
     /// Cancel safe: it only reads.
     pub async fn findings(&self) -> Vec<Finding> {
         let report = ServerSettings::ask(&self.shared.connection).await;
-        report.findings(self.shared.replicas.is_some())
+        report.findings(self.shared.replicas.is_some(), self.shared.fences.source)
     }
 
     /// Returns the index key of an id and the lock key from the hint, or the index key twice if
@@ -249,6 +252,7 @@ impl LockBackend for RedisBackend {
         let index_key = names.space.index_key(&lock_id)?;
         let fence_key = names.space.fence_key(&lock_key)?;
         let ttl_ms = request.ttl().as_millis();
+        let [fences_per_ms, counter_expiry_ms] = self.shared.fences.arguments(request.ttl());
         let arguments = [
             Text(lock_id.expose()),
             Number(ttl_ms),
@@ -257,6 +261,8 @@ impl LockBackend for RedisBackend {
             Text(&record::key_and_holder(request)),
             Number(Fence::MAX.get()),
             Number(u64::from(self.shared.replicas.is_some())),
+            fences_per_ms,
+            counter_expiry_ms,
         ];
         let keys = [lock_key.as_str(), &index_key, &fence_key];
         let script = &self.shared.scripts.acquire;

@@ -95,8 +95,9 @@ impl RedisBackend {
     ) -> Result<Value> {
         const OPERATION: &str = "acquire";
         let (scripts, connection) = (&self.shared.scripts, &self.shared.connection);
-        let largest = [Number(Fence::MAX.get())];
-        let drawn = connection.run(OPERATION, &scripts.draw, &[fence_key], &largest).await?;
+        let [fences_per_ms, counter_expiry_ms] = self.shared.fences.arguments(request.ttl());
+        let arguments = [Number(Fence::MAX.get()), fences_per_ms, counter_expiry_ms];
+        let drawn = connection.run(OPERATION, &scripts.draw, &[fence_key], &arguments).await?;
         let Some((1, [fence])) = list(&drawn) else { return Ok(drawn) };
         let fence = text(fence).ok_or_else(|| error::unexpected_response(OPERATION))?;
         let lock_id = request.lock_id();

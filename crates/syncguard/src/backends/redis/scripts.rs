@@ -65,9 +65,9 @@ macro_rules! script {
 impl Scripts {
     pub(super) fn new() -> Self {
         Self {
-            acquire: script!("lua/acquire.lua"),
+            acquire: script!("lua/fence.lua" "lua/acquire.lua"),
             acquire_any: script!(
-                "lua/acquire_any_begin.lua" "lua/acquire.lua" "lua/acquire_any.lua"
+                "lua/fence.lua" "lua/acquire_any_begin.lua" "lua/acquire.lua" "lua/acquire_any.lua"
             ),
             release: script!("lua/find.lua" "lua/release.lua"),
             extend: script!("lua/find.lua" "lua/expiry.lua" "lua/extend.lua"),
@@ -77,7 +77,7 @@ impl Scripts {
             list: script!("lua/list.lua"),
             resolve: script!("lua/resolve.lua"),
             claim: script!("lua/claim.lua"),
-            draw: script!("lua/draw.lua"),
+            draw: script!("lua/fence.lua" "lua/draw.lua"),
             seal: script!("lua/seal.lua"),
             extend_one: script!("lua/expiry.lua" "lua/extend_one.lua"),
             release_one: script!("lua/release_one.lua"),

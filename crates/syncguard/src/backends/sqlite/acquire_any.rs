@@ -3,6 +3,7 @@
 use rusqlite::Connection;
 
 use super::record::{self, RowError};
+use crate::common::fence_source::FenceSource;
 use crate::contract::acquire_any::Soonest;
 use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome};
 use crate::contract::request::AcquireAnyRequest;
@@ -25,10 +26,11 @@ pub(super) fn try_without_writing(
 pub(super) fn acquire(
     db: &Connection,
     request: &AcquireAnyRequest,
+    fences: FenceSource,
 ) -> Result<AcquireAnyOutcome, RowError> {
     let mut soonest = Soonest::default();
     for key in request.keys() {
-        match record::acquire(db, &request.for_key(key))? {
+        match record::acquire(db, &request.for_key(key), fences)? {
             AcquireOutcome::Acquired(lease) => {
                 return Ok(AcquireAnyOutcome::Acquired { key: key.clone(), lease });
             }

@@ -2,6 +2,7 @@
 
 use super::{SqliteBackend, file_system, record};
 use crate::common::error::Result;
+use crate::common::fence_source::FenceSource;
 use crate::contract::BoxFuture;
 use crate::contract::admin::{Admin, Cursor, Page};
 use crate::contract::finding::Finding;
@@ -18,5 +19,9 @@ impl Admin for SqliteBackend {
     fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>>> {
         let found = file_system::findings(&self.shared.path);
         Box::pin(async move { Ok(found) })
+    }
+
+    fn fence_source(&self) -> FenceSource {
+        self.shared.fences
     }
 }

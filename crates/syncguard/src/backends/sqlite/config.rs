@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::common::error::{Error, Result};
+use crate::common::fence_source::FenceSource;
 use crate::common::key::Key;
 use crate::common::url_options::UrlOptions;
 
@@ -20,6 +21,7 @@ pub struct SqliteConfig {
     pub(super) path: PathBuf,
     pub(super) busy_timeout: Duration,
     pub(super) cleanup_in_is_locked: bool,
+    pub(super) fences: FenceSource,
 }
 
 impl SqliteConfig {
@@ -30,11 +32,13 @@ impl SqliteConfig {
             path: path.into(),
             busy_timeout: Duration::from_secs(5),
             cleanup_in_is_locked: false,
+            fences: FenceSource::default(),
         }
     }
 
     /// Creates a configuration from a URL: `sqlite:/path/locks.db`, with the options
-    /// `busy_timeout_ms` and `cleanup_in_is_locked`. An unknown option is an error.
+    /// `busy_timeout_ms`, `cleanup_in_is_locked` and `fences` (`counter` or `clock`). An unknown
+    /// option is an error.
     pub fn from_url(url: &str) -> Result<Self> {
         let (address, mut options) = UrlOptions::split(url)?;
         let path =
@@ -51,7 +55,8 @@ impl SqliteConfig {
         if let Some(enabled) = options.take_as("cleanup_in_is_locked", "true or false")? {
             config = config.cleanup_in_is_locked(enabled);
         }
-        options.finish("busy_timeout_ms, cleanup_in_is_locked")?;
+        config.fences = FenceSource::take(&mut options)?;
+        options.finish("busy_timeout_ms, cleanup_in_is_locked, fences")?;
         Ok(config)
     }
 
@@ -68,6 +73,13 @@ impl SqliteConfig {
     #[must_use]
     pub fn cleanup_in_is_locked(mut self, enabled: bool) -> Self {
         self.cleanup_in_is_locked = enabled;
+        self
+    }
+
+    /// Sets where fences come from. [`FenceSource::Counter`] by default.
+    #[must_use]
+    pub fn fences(mut self, source: FenceSource) -> Self {
+        self.fences = source;
         self
     }
 

@@ -30,6 +30,7 @@ use rusqlite::Connection;
 use crate::common::cleanup::CleanupGate;
 use crate::common::error::{Error, Result};
 use crate::common::fence::Fenced;
+use crate::common::fence_source::FenceSource;
 use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
@@ -70,6 +71,7 @@ struct SqliteInner {
     listener: Arc<SqliteListener>,
     path: PathBuf,
     cleanup: CleanupGate,
+    fences: FenceSource,
 }
 
 impl Drop for SqliteInner {
@@ -92,7 +94,8 @@ impl SqliteBackend {
         let file = LockFile::new(config.path.clone());
         let worker = Worker::start(file, Arc::clone(&listener), config.busy_timeout)?;
         let cleanup = CleanupGate::new(config.cleanup_in_is_locked);
-        let shared = SqliteInner { worker, listener, path: config.path, cleanup };
+        let (path, fences) = (config.path, config.fences);
+        let shared = SqliteInner { worker, listener, path, cleanup, fences };
         let backend = Self { shared: Arc::new(shared) };
         backend.read("open", |_db| Ok(())).await?;
         for finding in file_system::findings(&backend.shared.path) {
@@ -145,10 +148,10 @@ impl LockBackend for SqliteBackend {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let asked = request.clone();
+        let (asked, fences) = (request.clone(), self.shared.fences);
         let work = move |db: &Connection, access: Access| match access {
             Access::Reading => Ok(record::try_without_writing(db, &asked)?.map(Done::of)),
-            Access::Writing => record::acquire(db, &asked).map(Done::of).map(Some),
+            Access::Writing => record::acquire(db, &asked, fences).map(Done::of).map(Some),
         };
         let outcome = self.shared.worker.call(Kind::Write, work).await;
         let outcome = outcome
@@ -160,10 +163,10 @@ impl LockBackend for SqliteBackend {
     }
 
     async fn acquire_any(&self, request: &AcquireAnyRequest) -> Result<AcquireAnyOutcome> {
-        let asked = request.clone();
+        let (asked, fences) = (request.clone(), self.shared.fences);
         let work = move |db: &Connection, access: Access| match access {
             Access::Reading => Ok(acquire_any::try_without_writing(db, &asked)?.map(Done::of)),
-            Access::Writing => acquire_any::acquire(db, &asked).map(Done::of).map(Some),
+            Access::Writing => acquire_any::acquire(db, &asked, fences).map(Done::of).map(Some),
         };
         let outcome = self.shared.worker.call(Kind::Write, work).await;
         let outcome = outcome.map_err(|error| error.with_operation(NAME, "acquire"))?;

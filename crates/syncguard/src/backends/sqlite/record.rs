@@ -6,6 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use crate::common::clock::{Clock, SystemClock};
 use crate::common::error::{Error, Result as OurResult};
 use crate::common::fence::Fence;
+use crate::common::fence_source::FenceSource;
 use crate::common::hash_id::HashId;
 use crate::common::holder::{BreakNote, HolderInfo};
 use crate::common::key::Key;
@@ -123,7 +124,11 @@ pub(super) fn try_without_writing(
     })
 }
 
-pub(super) fn acquire(db: &Connection, request: &AcquireRequest) -> Result<AcquireOutcome> {
+pub(super) fn acquire(
+    db: &Connection,
+    request: &AcquireRequest,
+    fences: FenceSource,
+) -> Result<AcquireOutcome> {
     if let Some(outcome) = try_without_writing(db, request)? {
         return Ok(outcome);
     }
@@ -140,9 +145,9 @@ pub(super) fn acquire(db: &Connection, request: &AcquireRequest) -> Result<Acqui
     let mut counter = db.prepare_cached("SELECT fence FROM syncguard_fences WHERE key = ?1")?;
     let counter: Option<i64> = counter.query_row([key.as_str()], |row| row.get(0)).optional()?;
     let counter = u64::try_from(counter.unwrap_or(0));
-    let fence = counter.map_err(|_| Error::foreign_lock()).and_then(Fence::after);
-    let fence = fence.map_err(RowError::Refused)?;
     let now = now();
+    let fence = counter.map_err(|_| Error::foreign_lock());
+    let fence = fence.and_then(|counter| fences.next(counter, now)).map_err(RowError::Refused)?;
     let expires_at = now.expiry(request.ttl());
     db.prepare_cached(
         "INSERT INTO syncguard_fences (key, fence) VALUES (?1, ?2)
@@ -344,7 +349,7 @@ mod tests {
                 shape(is_locked(&db, &key).err()),
                 shape(list(&db, "").err()),
                 shape(super::extend(&db, &extend).err()),
-                shape(acquire(&db, &request).err()),
+                shape(acquire(&db, &request, FenceSource::Counter).err()),
                 shape(release(&db, &ReleaseRequest::new(lock_id)).err()),
                 shape(clean_up(&db, lock_id).err()),
             ]

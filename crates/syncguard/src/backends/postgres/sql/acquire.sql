@@ -5,17 +5,19 @@
 -- counter is therefore only advanced from the value in the snapshot. A dead row is checked once more when
 -- it is overwritten.
 -- $1 key   $2 tolerance in ms   $3 lock id   $4 ttl in ms   $5 largest fence   $6 key of the counter
--- $7 key as the user knows it   $8 holder, if the table has the column
+-- $7 key as the user knows it   $8 fences per ms of the clock, 0 to count only
+-- $9 holder, if the table has the column
 -- returns the fence and expiry if the lock was acquired; otherwise the time, the lock id, fence and expiry
 -- of the stored row, and the counter
 WITH counted AS (
   INSERT INTO {fences} AS f (fence_key, fence, key_debug)
-  SELECT $6, 1, $7
-  WHERE CASE WHEN EXISTS (
+  SELECT $6, greatest(1, floor), $7
+  FROM (SELECT {now} * $8 AS floor OFFSET 0) AS clock
+  WHERE floor <= $5 AND CASE WHEN EXISTS (
       SELECT FROM {locks}
       WHERE key = $1 AND (lock_id = $3 OR expires_at_ms > {now} - $2 OR NOT {sensible}))
     THEN false ELSE pg_try_advisory_xact_lock(hashtext($1)) END
-  ON CONFLICT (fence_key) DO UPDATE SET fence = f.fence + 1
+  ON CONFLICT (fence_key) DO UPDATE SET fence = greatest(f.fence + 1, excluded.fence)
     WHERE f.fence = (SELECT fence FROM {fences} WHERE fence_key = $6)
       AND f.fence >= 0 AND f.fence < $5
   RETURNING fence),

@@ -1,7 +1,8 @@
 -- acquire_any: acquire the first of several locks that is not live and whose advisory lock is free.
 -- If none is, the locks are only read. The rest is as in acquire.
 -- $1 keys   $2 tolerance in ms   $3 lock id   $4 ttl in ms   $5 largest fence   $6 keys of the counters
--- $7 keys as the user knows them   $8 holder, if the table has the column
+-- $7 keys as the user knows them   $8 fences per ms of the clock, 0 to count only
+-- $9 holder, if the table has the column
 -- returns the place of the key, the fence and the expiry if a lock was acquired; otherwise in how many
 -- milliseconds the first lock is dead, and whether one looked free
 WITH wanted AS MATERIALIZED (
@@ -17,8 +18,10 @@ chosen AS MATERIALIZED (
   LIMIT 1),
 counted AS (
   INSERT INTO {fences} AS f (fence_key, fence, key_debug)
-  SELECT fence_key, 1, user_key FROM chosen
-  ON CONFLICT (fence_key) DO UPDATE SET fence = f.fence + 1
+  SELECT fence_key, greatest(1, floor), user_key
+  FROM chosen, (SELECT {now} * $8 AS floor OFFSET 0) AS clock
+  WHERE floor <= $5
+  ON CONFLICT (fence_key) DO UPDATE SET fence = greatest(f.fence + 1, excluded.fence)
     WHERE f.fence = (SELECT g.fence FROM {fences} AS g WHERE g.fence_key = f.fence_key)
       AND f.fence >= 0 AND f.fence < $5
   RETURNING fence),

@@ -2,6 +2,7 @@
 -- KEYS[1] lock   KEYS[2] index of the lock id   KEYS[3] fence counter
 -- ARGV[1] lock id   ARGV[2] ttl in ms   ARGV[3] tolerance in ms   ARGV[4] storage expiry in ms
 -- ARGV[5] user key as JSON, then the field holder if any   ARGV[6] largest fence   ARGV[7] 1 if WAIT follows
+-- ARGV[8] fences per ms of the clock, 0 to count only   ARGV[9] expiry of the counter in ms, 0 for none
 -- returns {0, ms until it is free} contended, {1, fence, expiry} granted, {2} already used,
 --         {-1} foreign record, {-2} index entry in use, {-3} counter is not a number,
 --         {-4} counter exhausted
@@ -37,21 +38,12 @@ if not redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[4], 'NX') then
   -- An empty entry is the marker of an undo that overtook its acquire.
   return {redis.call('GET', KEYS[2]) == '' and 2 or -2}
 end
-local counter = redis.pcall('INCR', KEYS[3])
--- Each of the failures below undoes what the script has written.
-if type(counter) ~= 'number' then
+local fence, refusal = next_fence(KEYS[3], now, tonumber(ARGV[6]), tonumber(ARGV[8]), tonumber(ARGV[9]))
+if not fence then
+  -- A failure undoes what the script has written.
   redis.call('DEL', KEYS[2])
-  if string.find(counter.err, 'NOPERM', 1, true) then
-    return counter
-  end
-  return {-3}
+  return refusal
 end
-if counter < 1 or counter > tonumber(ARGV[6]) then
-  redis.call('DECR', KEYS[3])
-  redis.call('DEL', KEYS[2])
-  return {counter < 1 and -3 or -4}
-end
-local fence = string.format('%015d', counter)
 local expires = integer(now + ARGV[2])
 redis.call('SET', KEYS[1], '{"lockId":"' .. ARGV[1] .. '","expiresAtMs":' .. expires
   .. ',"acquiredAtMs":' .. integer(now) .. ',"key":' .. ARGV[5] .. ',"fence":"' .. fence .. '"}',

@@ -1,15 +1,6 @@
 -- draw: draw the next fence for a claimed lock.
--- KEYS[1] fence counter   ARGV[1] largest fence
+-- KEYS[1] fence counter   ARGV[1] largest fence   ARGV[2] fences per ms of the clock, 0 to count only
+-- ARGV[3] expiry of the counter in ms, 0 for none
 -- returns {1, fence}, {-3} counter is not a number, {-4} counter exhausted
-local counter = redis.pcall('INCR', KEYS[1])
-if type(counter) ~= 'number' then
-  if string.find(counter.err, 'NOPERM', 1, true) then
-    return counter
-  end
-  return {-3}
-end
-if counter < 1 or counter > tonumber(ARGV[1]) then
-  redis.call('DECR', KEYS[1])
-  return {counter < 1 and -3 or -4}
-end
-return {1, string.format('%015d', counter)}
+local fence, refusal = next_fence(KEYS[1], now_ms(), tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]))
+return fence and {1, fence} or refusal

@@ -104,6 +104,11 @@ pub(crate) enum Command {
     Url,
     /// Create the store's tables (PostgreSQL) or file (SQLite)
     Setup,
+    /// Check that no later holder of a lock has been at a resource; exit code 1 if one has
+    #[command(subcommand)]
+    Fence(Fence),
+    /// Delete the fence counters of locks that have not been used for long; needs fences=clock
+    Gc(Gc),
     /// Check the store: connection, permissions, clock and settings
     Doctor(Doctor),
     /// Serve a page that shows the locks live
@@ -424,6 +429,43 @@ pub(crate) struct Break {
     /// Do not ask for confirmation
     #[arg(long, short)]
     pub(crate) yes: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Fence {
+    /// Remember the fence for a resource in the lock store; exit code 1 if a later holder has been
+    /// there
+    Check(FenceCheck),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct FenceCheck {
+    #[arg(help = "Fence of the lock [env: SYNCGUARD_FENCE]", value_hint = ValueHint::Other)]
+    pub(crate) fence: Option<String>,
+    /// Name of what is about to be written, the same in all programs that write it
+    #[arg(long, value_name = "NAME", value_hint = ValueHint::Other)]
+    pub(crate) resource: String,
+    #[arg(
+        help = "Name of the lock, to refuse the fence of another lock [env: SYNCGUARD_KEY]",
+        long,
+        short = 'k',
+        value_name = "KEY",
+        value_hint = ValueHint::Other
+    )]
+    pub(crate) key: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Gc {
+    /// Delete counters whose last grant is longer ago than this; at least 48h
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "7d",
+        value_parser = duration,
+        value_hint = ValueHint::Other
+    )]
+    pub(crate) older_than: Duration,
 }
 
 #[derive(Args, Debug)]

@@ -24,7 +24,10 @@ pub(crate) const NOT_FOUND: u8 = 127;
 /// All exit codes with their meanings, for the help text and the manual.
 pub(crate) const CODES: [(&str, &str); 10] = [
     ("0", "success; `run` exits with the exit code of the command"),
-    ("1", "negative result: not held, free, nothing broken, or doctor found an error"),
+    (
+        "1",
+        "negative result: not held, free, nothing broken, a stale fence, or doctor found an error",
+    ),
     ("2", "usage error"),
     ("122", "run: the command took longer than --max-hold and was terminated"),
     ("123", "run: the lock was lost; the command was terminated, or had already ended"),

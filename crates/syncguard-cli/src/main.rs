@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use tokio::runtime::Builder;
 
-use args::{Cli, Command};
+use args::{Cli, Command, Fence};
 use exit::{FAILED, Failure};
 use output::Output;
 use target::Target;
@@ -103,6 +103,8 @@ fn execute(mut cli: Cli) -> Result<u8, Failure> {
             Command::ExplainKey(args) => commands::look::explain_key(&context, &args),
             Command::Url => commands::store::url(&context),
             Command::Setup => commands::store::setup(&context).await,
+            Command::Fence(Fence::Check(args)) => commands::fence::check(&context, &args).await,
+            Command::Gc(args) => commands::store::gc(&context, &args).await,
             Command::Doctor(args) => commands::doctor::doctor(&context, args).await,
             Command::Ui(args) => ui::ui(&context, args).await,
             Command::Completions { .. } | Command::Man { .. } => Ok(0),

@@ -9,11 +9,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use serde_json::Value;
-use support::{Store, stderr, stdout, syncguard};
-
-fn json(output: &std::process::Output) -> Value {
-    serde_json::from_slice(&output.stdout).expect("JSON")
-}
+use support::{Store, json, stderr, stdout, syncguard};
 
 #[test]
 fn scripts_can_acquire_extend_and_release_a_lock() {
@@ -312,6 +308,7 @@ fn completions_and_manual_pages_are_generated() {
     let path = folder.path().display().to_string();
     assert!(syncguard(&["man", &path]).status().expect("runs").success());
     assert!(folder.path().join("syncguard-run.1").exists());
+    assert!(folder.path().join("syncguard-fence-check.1").exists());
 }
 
 /// Compares a text with a snapshot file. `SYNCGUARD_UPDATE_SNAPSHOTS=1` writes the file first.
@@ -342,17 +339,20 @@ fn help_matches_the_snapshots() {
         "explain-key",
         "url",
         "setup",
+        "fence",
+        "fence check",
+        "gc",
         "doctor",
         "ui",
         "completions",
         "man",
     ] {
-        let arguments: Vec<&str> =
-            [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
+        let arguments: Vec<&str> = command.split_whitespace().chain(["--help"]).collect();
         let output = syncguard(&arguments).env("COLUMNS", "100").output().expect("runs");
         assert!(output.status.success());
         let name = if command.is_empty() { "syncguard" } else { command };
-        matches_snapshot(&format!("help-{name}.txt"), &stdout(&output));
+        let file = format!("help-{}.txt", name.replace(' ', "-"));
+        matches_snapshot(&file, &stdout(&output));
     }
     let version = stdout(&syncguard(&["--version"]).output().expect("runs"));
     assert_eq!(version, format!("syncguard {}\n", env!("CARGO_PKG_VERSION")));

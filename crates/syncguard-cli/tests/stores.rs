@@ -6,8 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::Value;
-use support::{Store, stderr, stdout, syncguard};
+use support::{Store, json, stderr, stdout, syncguard};
 use test_support::{PostgresOptions, PostgresServer, RedisOptions, RedisServer, TempDir};
 
 const NOTICE: &str = "no --url, --url-file or SYNCGUARD_URL";
@@ -17,10 +16,6 @@ fn by_default(state: &Path, arguments: &[&str]) -> Command {
     let mut command = syncguard(arguments);
     command.env("XDG_STATE_HOME", state);
     command
-}
-
-fn json(output: &std::process::Output) -> Value {
-    serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
 #[test]

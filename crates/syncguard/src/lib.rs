@@ -104,6 +104,7 @@ pub use common::ttl::Ttl;
 pub use connect::connect;
 pub use contract::LockBackend;
 pub use contract::erased::AnyBackend;
+pub use contract::fence_gate::FenceGate;
 pub use contract::outcome::{ExtendOutcome, NotHeldReason, ReleaseOutcome};
 pub use lock::cancel::cancellable;
 pub use lock::guard::{LockGuard, LockHandle};
@@ -162,6 +163,7 @@ mod guide {
     struct ChoosingABackend;
     #[doc = include_str!("../../../docs/guide/diagnostics.md")]
     struct Diagnostics;
+    #[cfg(all(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite"))]
     #[doc = include_str!("../../../docs/guide/fencing.md")]
     struct Fencing;
     #[cfg(feature = "firestore")]

@@ -3,6 +3,7 @@
 pub(crate) mod break_lock;
 pub(crate) mod doctor;
 pub(crate) mod elect;
+pub(crate) mod fence;
 pub(crate) mod locks;
 pub(crate) mod look;
 pub(crate) mod ls;

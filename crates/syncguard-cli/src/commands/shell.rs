@@ -104,8 +104,9 @@ pub(crate) fn man(directory: Option<&Path>) -> Result<u8, Failure> {
     let Some(directory) = directory else {
         return print(&page(&command).map_err(failed)?);
     };
-    let pages = std::iter::once(&command).chain(command.get_subcommands());
-    for command in pages {
+    let mut pages = vec![&command];
+    while let Some(command) = pages.pop() {
+        pages.extend(command.get_subcommands());
         let file = Man::new(command.clone()).get_filename();
         fs::write(directory.join(file), page(command).map_err(failed)?).map_err(failed)?;
     }
@@ -122,15 +123,15 @@ fn page(command: &Command) -> std::io::Result<Vec<u8>> {
     man.render_synopsis_section(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
-    let is_whole = command.has_subcommands();
-    if is_whole {
+    if command.has_subcommands() {
         man.render_subcommands_section(&mut page)?;
     }
     writeln!(page, ".SH \"EXIT STATUS\"")?;
     for (code, meaning) in CODES {
         writeln!(page, ".TP\n\\fB{code}\\fR\n{}", meaning.replace('-', "\\-"))?;
     }
-    if is_whole {
+    // Only the whole command has a version.
+    if command.get_version().is_some() {
         man.render_version_section(&mut page)?;
     } else {
         writeln!(page, ".SH \"SEE ALSO\"\n\\fBsyncguard\\fR(1)")?;

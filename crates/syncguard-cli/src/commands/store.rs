@@ -1,11 +1,12 @@
-//! `setup` and `url`: prepare and show the store.
+//! `setup`, `gc` and `url`: prepare, clean and show the store.
 
 use serde::Serialize;
 use syncguard::LockBackend;
 
 use crate::Context;
 use crate::address::Address;
-use crate::exit::{Failure, USAGE};
+use crate::args::Gc;
+use crate::exit::{FAILED, Failure, USAGE};
 use crate::output;
 
 #[derive(Serialize)]
@@ -19,6 +20,25 @@ pub(crate) async fn setup(context: &Context) -> Result<u8, Failure> {
         admin.setup().await?;
     }
     context.output.data(&Setup { ready: true }, || "ready\n".to_owned())?;
+    Ok(0)
+}
+
+#[derive(Serialize)]
+struct Collection {
+    deleted: u64,
+}
+
+/// Deletes idle fence counters.
+pub(crate) async fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
+    let backend = context.target.connect_existing().await?;
+    let Some(admin) = backend.admin() else {
+        return Err(Failure::new(FAILED, "this store cannot delete fence counters"));
+    };
+    let deleted = admin.collect_fences(args.older_than).await?;
+    context.output.data(&Collection { deleted }, || match deleted {
+        1 => "1 fence counter deleted\n".to_owned(),
+        count => format!("{count} fence counters deleted\n"),
+    })?;
     Ok(0)
 }
 

@@ -147,6 +147,11 @@ pub(crate) fn is_alive(process: &str) -> bool {
     status.is_ok_and(|status| !status.contains("State:\tZ"))
 }
 
+/// Parses the JSON on standard output.
+pub(crate) fn json(output: &Output) -> serde_json::Value {
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
 pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }

@@ -184,10 +184,17 @@ impl Error {
     }
 
     /// Creates the error for a resource that has seen a larger fence; nothing was changed.
-    #[cfg(feature = "postgres")]
     pub(crate) fn stale_fence() -> Self {
         let message = "the fence is stale: a later holder of the lock has already written";
         Self::aborted_because(AbortReason::StaleFence, message)
+    }
+
+    /// Creates the error for a resource that belongs to another lock; nothing was changed.
+    pub(crate) fn other_lock() -> Self {
+        Self::invalid(
+            "the fence belongs to another lock than the one under which this resource was written \
+             before, so the two cannot be compared; use the same key for all its writes",
+        )
     }
 
     pub(crate) fn aborted(message: impl Into<String>) -> Self {
@@ -424,7 +431,6 @@ mod tests {
         assert!(error.lock_id().is_some_and(|id| id == lock_id));
     }
 
-    #[cfg(feature = "postgres")]
     #[test]
     fn a_stale_fence_differs_from_other_aborts() {
         let error = Error::stale_fence();

@@ -79,6 +79,24 @@ impl FenceSource {
         Ok(())
     }
 
+    /// Returns the age in milliseconds from which idle counters may be deleted. Fails if they may
+    /// not: a counter that is only counted would start at 1 again.
+    pub(crate) fn collectable_age_ms(self, idle: Duration) -> Result<u64> {
+        if self == Self::Counter {
+            return Err(Error::invalid(
+                "fence counters cannot be deleted while fences only count: a deleted counter \
+                 starts at 1 again; use fences=clock in all programs that share the store",
+            ));
+        }
+        Self::check_age(idle)?;
+        Ok(u64::try_from(idle.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the fence below which a counter was last used before that age.
+    pub(crate) const fn idle_below(self, now: Timestamp, age_ms: u64) -> u64 {
+        now.as_millis().saturating_sub(age_ms).saturating_mul(self.per_millisecond())
+    }
+
     /// Returns the fence to grant at a time when the stored counter is `counter`.
     ///
     /// Fails with [`ErrorCode::Internal`](crate::ErrorCode::Internal) above [`Fence::MAX`]. A
@@ -132,6 +150,21 @@ mod tests {
             assert!(FenceSource::Clock.next(0, after).is_err(), "a clock past the range");
             assert_eq!(FenceSource::Counter.next(0, after).expect("counts"), Fence::FIRST);
         }
+    }
+
+    #[test]
+    fn only_counters_that_the_clock_replaces_may_be_deleted() {
+        let (day, now) = (Duration::from_hours(24), Timestamp::from_millis(1_794_812_298_551));
+        let refused = FenceSource::Counter.collectable_age_ms(7 * day).expect_err("refused");
+        assert!(refused.message().contains("fences=clock"), "{refused}");
+        for bad in [Duration::ZERO, Duration::from_secs(2 * 86_400 - 1), Duration::MAX] {
+            assert!(FenceSource::Clock.collectable_age_ms(bad).is_err(), "{bad:?}");
+        }
+        let age_ms = FenceSource::Clock.collectable_age_ms(2 * day).expect("two days");
+        let then = Timestamp::from_millis(now.as_millis() - age_ms);
+        let limit = FenceSource::Clock.idle_below(now, age_ms);
+        assert_eq!(FenceSource::Clock.next(0, then).expect("granted").get(), limit);
+        assert_eq!(FenceSource::Clock.idle_below(Timestamp::from_millis(1), age_ms), 0);
     }
 
     #[test]

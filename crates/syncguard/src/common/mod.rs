@@ -18,6 +18,8 @@ pub(crate) mod lost_reason;
 pub(crate) mod network_options;
 pub(crate) mod randomness;
 pub(crate) mod sharded;
+#[cfg(feature = "_sql")]
+pub(crate) mod sql_name;
 pub(crate) mod storage_key;
 pub(crate) mod sync;
 pub(crate) mod time;

@@ -4,12 +4,15 @@
 
 use std::fmt;
 use std::future::ready;
+use std::time::Duration;
 
 use super::BoxFuture;
 use super::finding::Finding;
 use super::stored_lock::StoredLock;
-use crate::common::error::Result;
+use crate::common::error::{Error, Result};
+use crate::common::fence::Fence;
 use crate::common::fence_source::FenceSource;
+use crate::common::key::Key;
 
 /// Administers a store. You get it from [`LockBackend::admin`](crate::LockBackend::admin).
 pub trait Admin: fmt::Debug + Send + Sync {
@@ -33,6 +36,48 @@ pub trait Admin: fmt::Debug + Send + Sync {
     /// Returns where the fences of this store come from.
     fn fence_source(&self) -> FenceSource {
         FenceSource::Counter
+    }
+
+    /// Deletes the fence counters whose last grant is longer ago than `idle`, and returns how many.
+    ///
+    /// Only with fences from the clock ([`FenceSource::Clock`]), in all programs that share the
+    /// store: what replaces a deleted counter starts above it. With [`FenceSource::Counter`], or if
+    /// `idle` is less than 48 hours (twice the longest TTL), it fails with
+    /// [`InvalidArgument`](crate::ErrorCode::InvalidArgument) and deletes nothing.
+    ///
+    /// It works in bounded batches, and grants do not wait for it. On Redis, counters expire by
+    /// themselves; it deletes those from before the clock was used.
+    ///
+    /// # Cancel safety
+    ///
+    /// If you drop this future before it completes, some counters are deleted and others are not.
+    fn collect_fences(&self, idle: Duration) -> BoxFuture<'_, Result<u64>> {
+        let _ = idle;
+        Box::pin(ready(Err(Error::invalid("this backend cannot delete fence counters"))))
+    }
+
+    /// Checks that no later holder has been at a resource, and remembers the fence in this store:
+    /// for scripts and services that cannot compare fences where they write.
+    ///
+    /// If a larger fence was checked before, it fails with
+    /// [`Aborted`](crate::ErrorCode::Aborted), and
+    /// [`is_stale_fence`](Error::is_stale_fence) is true. If you pass the key of the lock, a fence
+    /// of another lock fails with [`InvalidArgument`](crate::ErrorCode::InvalidArgument).
+    ///
+    /// Between the check and your write, a later holder can pass the check. Only a check in the
+    /// transaction of your write excludes that.
+    ///
+    /// # Cancel safety
+    ///
+    /// If you drop this future before it completes, the fence may or may not be remembered.
+    fn check_fence<'a>(
+        &'a self,
+        resource: &'a Key,
+        fence: Fence,
+        key: Option<&'a Key>,
+    ) -> BoxFuture<'a, Result<()>> {
+        let _ = (resource, fence, key);
+        Box::pin(ready(Err(Error::invalid("this backend cannot remember fences of resources"))))
     }
 
     /// Creates what the store needs and does not have yet. It is idempotent, and several processes

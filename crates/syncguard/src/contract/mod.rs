@@ -7,6 +7,7 @@ pub(crate) mod callback_queue;
 pub(crate) mod capabilities;
 pub(crate) mod erased;
 pub(crate) mod event;
+pub(crate) mod fence_gate;
 pub(crate) mod fenced_lock;
 pub(crate) mod finding;
 #[cfg(feature = "_listener")]

@@ -16,6 +16,7 @@ mod change;
 mod clock_check;
 mod config;
 mod error;
+mod fenced;
 mod listener;
 mod names;
 mod record;
@@ -26,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use google_cloud_auth;
-use googleapis_tonic_google_firestore_v1::google::firestore::v1 as api;
+pub use googleapis_tonic_google_firestore_v1::google::firestore::v1 as api;
 pub use tonic;
 
 use crate::common::backoff::random_fraction;
@@ -46,6 +47,7 @@ use crate::contract::request::{AcquireRequest, ExtendRequest, Receipt, ReleaseRe
 use crate::contract::stored_lock::StoredLock;
 use change::{Change, Changed};
 pub use config::FirestoreConfig;
+pub use fenced::FencedCollection;
 use listener::FirestoreListener;
 use names::Names;
 use record::{Record, Version};

@@ -79,6 +79,12 @@ impl Names {
         id.is_some_and(|id| !is_reserved_name(id))
     }
 
+    /// Returns the full name of the document with the largest fence of a resource. Ids of counters
+    /// begin with `fence:`.
+    pub(super) fn resource(&self, resource: &Key) -> String {
+        format!("{}/{}/seen:{}", self.root(), self.fences, KeySpace::hashed(resource.as_str()))
+    }
+
     /// Returns the collections of locks and of fence counters.
     pub(super) fn collections(&self) -> [&str; 2] {
         [&self.locks, &self.fences]

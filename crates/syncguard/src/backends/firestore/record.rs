@@ -29,7 +29,7 @@ pub(super) const LOCK_ID: &str = "lockId";
 pub(super) const EXPIRES_AT: &str = "expiresAtMs";
 const ACQUIRED_AT: &str = "acquiredAtMs";
 const KEY: &str = "key";
-const FENCE: &str = "fence";
+pub(super) const FENCE: &str = "fence";
 const HOLDER: &str = "holder";
 const KEY_DEBUG: &str = "keyDebug";
 
@@ -102,6 +102,11 @@ pub(super) fn string(text: &str) -> api::Value {
 fn number(time: Timestamp) -> api::Value {
     let millis = i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
     api::Value { value_type: Some(ValueType::IntegerValue(millis)) }
+}
+
+/// Returns a field of a document if it is a string.
+pub(super) fn text_field<'a>(document: &'a api::Document, name: &str) -> Option<&'a str> {
+    text(document.fields.get(name)?.value_type.as_ref()?)
 }
 
 fn text(value: &ValueType) -> Option<&str> {

@@ -21,6 +21,7 @@ use super::record::{self, Version};
 use crate::common::clock::Clock;
 use crate::common::crypto;
 use crate::common::error::{Error, Result};
+use crate::common::fence::Fence;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::time::Timestamp;
@@ -253,17 +254,43 @@ impl Requests {
     /// Queries all locks with an id, live or expired. The query has no limit, because duplicates
     /// are an accident that must be noticed.
     pub(super) async fn find(&self, lock_id: &LockId) -> Result<Vec<api::Document>> {
-        let is_this = FieldFilter {
-            field: Some(FieldReference { field_path: record::LOCK_ID.to_owned() }),
-            op: Operator::Equal.into(),
-            value: Some(record::string(lock_id.expose())),
+        let [locks, _] = self.names.collections();
+        let value = record::string(lock_id.expose());
+        self.query(locks, record::LOCK_ID, Operator::Equal, value, None).await
+    }
+
+    /// Queries fence counters below a fence, up to `limit` of them.
+    pub(super) async fn counters_below(
+        &self,
+        fence: Fence,
+        limit: i32,
+    ) -> Result<Vec<api::Document>> {
+        let [_, fences] = self.names.collections();
+        let value = record::string(&fence.to_string());
+        self.query(fences, record::FENCE, Operator::LessThan, value, Some(limit)).await
+    }
+
+    /// Queries the documents of a collection by one field.
+    async fn query(
+        &self,
+        collection: &str,
+        field: &str,
+        operator: Operator,
+        value: api::Value,
+        limit: Option<i32>,
+    ) -> Result<Vec<api::Document>> {
+        let matches = FieldFilter {
+            field: Some(FieldReference { field_path: field.to_owned() }),
+            op: operator.into(),
+            value: Some(value),
         };
         let query = api::StructuredQuery {
             from: vec![CollectionSelector {
-                collection_id: self.names.locks().to_owned(),
+                collection_id: collection.to_owned(),
                 all_descendants: false,
             }],
-            r#where: Some(Filter { filter_type: Some(FilterType::FieldFilter(is_this)) }),
+            r#where: Some(Filter { filter_type: Some(FilterType::FieldFilter(matches)) }),
+            limit,
             ..Default::default()
         };
         let request = api::RunQueryRequest {

@@ -6,23 +6,25 @@
 //! * The clock is a [`MonotonicClock`](crate::backend::MonotonicClock), so setting the wall clock
 //!   neither frees nor extends a lock. [`MemoryConfig::clock`] replaces it.
 //! * Notifications reach every [`Locker`](crate::Locker) on the same backend.
-//! * Every key that was ever locked keeps one small entry, because fence counters are never
-//!   deleted.
+//! * Every key that was ever locked keeps one small entry with its fence counter. With
+//!   [`FenceSource::Clock`], [`Admin::collect_fences`] deletes those of idle keys.
 
 mod admin;
 mod config;
 mod record;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::common::cleanup::CleanupGate;
 use crate::common::clock::Clock;
 use crate::common::error::Result;
-use crate::common::fence::Fenced;
+use crate::common::fence::{Fence, Fenced};
 use crate::common::fence_source::FenceSource;
 use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
+use crate::common::sync::Mutex;
 use crate::common::time::{Timestamp, is_live};
 use crate::contract::LockBackend;
 use crate::contract::acquire_any::Soonest;
@@ -69,6 +71,8 @@ struct Store {
     /// Notified when a lock is released or taken over.
     changes: Notifier,
     break_notes: BreakNotes,
+    /// The largest fences of resources.
+    resources: Mutex<HashMap<Key, (Fence, Option<Key>)>>,
 }
 
 impl MemoryBackend {
@@ -88,6 +92,7 @@ impl MemoryBackend {
                 notifier: Notifier::in_process(),
                 changes: Notifier::in_process(),
                 break_notes: BreakNotes::default(),
+                resources: Mutex::default(),
             }),
             cleanup: Arc::new(CleanupGate::new(config.cleanup_in_is_locked)),
             fences: config.fences,

@@ -8,10 +8,11 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::sharded::Sharded;
 use crate::common::sync::MutexGuard;
-use crate::common::time::Timestamp;
+use crate::common::time::{Timestamp, is_live};
 use crate::contract::stored_lock::StoredLock;
 
-/// The lock and the fence counter of a key. It is never removed, because the counter must not be.
+/// The lock and the fence counter of a key. It is removed only with an idle counter, because a
+/// counter that is only counted must stay.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     pub(super) fence_counter: u64,
@@ -70,6 +71,26 @@ impl Shards {
             locks.collect()
         };
         self.by_key.shards().flat_map(locks).collect()
+    }
+
+    /// Removes the slots whose counter is below `limit` and whose lock is not live, one shard at a
+    /// time. Returns how many.
+    pub(super) fn collect(&self, limit: u64, now: Timestamp) -> u64 {
+        let mut removed = 0;
+        for mut shard in self.by_key.shards() {
+            shard.retain(|_key, slot| {
+                let is_held = slot.record.is_some_and(|record| is_live(record.expires_at, now));
+                if slot.fence_counter >= limit || is_held {
+                    return true;
+                }
+                if let Some(dead) = slot.record {
+                    self.index(&dead.lock_id).remove(&dead.lock_id);
+                }
+                removed += 1;
+                false
+            });
+        }
+        removed
     }
 
     pub(super) fn index(&self, lock_id: &LockId) -> MutexGuard<'_, HashMap<LockId, Key>> {

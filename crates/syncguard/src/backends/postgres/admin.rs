@@ -7,13 +7,16 @@ use tokio_postgres::types::Type;
 use super::driver::drive;
 use super::names::Names;
 use super::pool::{Pool, Urgency};
-use super::record::{column, live, stored};
+use super::record::{column, integer, live, stored};
 use super::statements::{Sql, Value};
 use super::transaction::{self, Step};
 use super::{PostgresBackend, error, named};
 use crate::common::backoff::reconnect_delay;
-use crate::common::error::Result;
+use crate::common::error::{Error, Result};
+use crate::common::fence::Fence;
 use crate::common::fence_source::FenceSource;
+use crate::common::key::Key;
+use crate::common::storage_key::KeySpace;
 use crate::contract::BoxFuture;
 use crate::contract::admin::{Admin, Cursor, Page};
 use crate::contract::finding::Finding;
@@ -39,6 +42,52 @@ impl Admin for PostgresBackend {
 
     fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>>> {
         Box::pin(Self::findings(self))
+    }
+
+    fn collect_fences(&self, idle: Duration) -> BoxFuture<'_, Result<u64>> {
+        Box::pin(async move {
+            let fences = self.shared.fences;
+            let age_ms = integer(fences.collectable_age_ms(idle)?);
+            let (mut deleted, mut after) = (0, Some(String::new()));
+            while let Some(key) = after {
+                let per_ms = Value::Int8(integer(fences.per_millisecond()));
+                let values = [Value::Text(&key), Value::Int8(age_ms), per_ms];
+                let step: Step<'_> = (&self.shared.statements.collect_fences, &values);
+                let rows = self.run(Urgency::Ordinary, step).await;
+                let rows = rows.map_err(|error| named(error, "collect_fences"))?;
+                let row = rows.first().ok_or_else(error::unexpected_response)?;
+                deleted += u64::try_from(column::<i64>(row, 1)?).unwrap_or(0);
+                after = column::<Option<String>>(row, 0)?;
+            }
+            Ok(deleted)
+        })
+    }
+
+    fn check_fence<'a>(
+        &'a self,
+        resource: &'a Key,
+        fence: Fence,
+        key: Option<&'a Key>,
+    ) -> BoxFuture<'a, Result<()>> {
+        // Keys of counters begin with "fence:".
+        let name = format!("seen:{}", resource.as_str());
+        let lock = key.map(|key| KeySpace::hashed(key.as_str()));
+        Box::pin(async move {
+            let lock = lock.as_deref();
+            let values =
+                [Value::Text(&name), Value::Int8(i64::from(fence)), Value::MaybeText(lock)];
+            let step: Step<'_> = (&self.shared.statements.check_fence, &values);
+            let rows = self.run(Urgency::Ordinary, step).await;
+            let rows = rows.map_err(|error| named(error, "check_fence"))?;
+            let row = rows.first().ok_or_else(error::unexpected_response)?;
+            if column::<bool>(row, 0)? {
+                return Ok(());
+            }
+            let other = column::<Option<&str>>(row, 1)?;
+            let is_other = lock.is_some() && other.is_some() && lock != other;
+            let refused = if is_other { Error::other_lock() } else { Error::stale_fence() };
+            Err(named(refused, "check_fence"))
+        })
     }
 
     fn fence_source(&self) -> FenceSource {

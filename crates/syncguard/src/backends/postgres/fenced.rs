@@ -100,3 +100,57 @@ impl FencedTable {
         )
     }
 }
+
+/// A trigger that refuses stale fences in a table of yours, for programs in any language: pure SQL.
+///
+/// * The table has a column `fence bigint NOT NULL DEFAULT 0`. Every row remembers the largest
+///   fence that wrote it.
+/// * Each transaction states its fence once, with [`set_sql`](Self::set_sql). An insert, update or
+///   delete without one, or with a fence below that of the row, fails with the SQLSTATE
+///   [`NO_FENCE`](Self::NO_FENCE) or [`STALE_FENCE`](Self::STALE_FENCE), and the transaction writes
+///   nothing.
+/// * A new row has no earlier fence: where stale holders must not insert, use a [`FencedTable`].
+///
+/// ```no_run
+/// use syncguard::postgres::{FenceTrigger, tokio_postgres};
+/// use syncguard::{LockGuard, PostgresBackend};
+///
+/// # async fn write(client: &mut tokio_postgres::Client, guard: LockGuard<PostgresBackend>) -> Result<(), Box<dyn std::error::Error>> {
+/// client.batch_execute(&FenceTrigger::new("invoices")?.create_sql()).await?; // in a migration
+/// let transaction = client.transaction().await?;
+/// transaction.execute(FenceTrigger::set_sql(), &[&guard.fence().to_string()]).await?;
+/// transaction.execute("UPDATE invoices SET paid = true WHERE id = 42", &[]).await?;
+/// transaction.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct FenceTrigger {
+    table: TableName,
+}
+
+impl FenceTrigger {
+    /// The SQLSTATE of a write with a fence below that of the row.
+    pub const STALE_FENCE: &'static str = "SG001";
+    /// The SQLSTATE of a write in a transaction without a fence, or with an invalid one.
+    pub const NO_FENCE: &'static str = "SG002";
+
+    /// Creates a value for the trigger of a table, optionally with `schema.` in front.
+    pub fn new(table: &str) -> Result<Self> {
+        Ok(Self { table: TableName::parse(table)? })
+    }
+
+    /// Returns the SQL that creates the trigger and its function. It fails, and creates no trigger,
+    /// if the table has no column `fence`.
+    #[must_use]
+    pub fn create_sql(&self) -> String {
+        include_str!("sql/fence_trigger.sql").replace("{table}", &self.table.quoted())
+    }
+
+    /// Returns the statement that sets the fence of a transaction. `$1` is the fence as text
+    /// (`fence.to_string()`).
+    #[must_use]
+    pub const fn set_sql() -> &'static str {
+        "SELECT set_config('syncguard.fence', $1, true)"
+    }
+}

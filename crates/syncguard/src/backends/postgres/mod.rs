@@ -56,7 +56,7 @@ use crate::contract::stored_lock::StoredLock;
 pub use callers_pool::{ClientPool, Loan, PooledClient};
 pub use config::PostgresConfig;
 use connector::Connector;
-pub use fenced::FencedTable;
+pub use fenced::{FenceTrigger, FencedTable};
 use listener::{Channel, PostgresListener};
 use names::Names;
 use pool::{Pool, Urgency};

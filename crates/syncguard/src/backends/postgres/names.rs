@@ -3,10 +3,8 @@
 use crate::common::error::{Error, Result};
 use crate::common::hash_id::hash_key;
 use crate::common::key::Key;
+use crate::common::sql_name::{self, LIMIT_BYTES};
 use crate::common::storage_key::KeySpace;
-
-/// The maximum length of a name; the server truncates longer ones.
-const LIMIT_BYTES: usize = 63;
 
 /// The maximum length of a row's key, which must fit in an index entry.
 const LIMIT_KEY_BYTES: usize = 1700;
@@ -61,15 +59,7 @@ impl TableName {
             None => (None, text),
         };
         for part in schema.into_iter().chain([name]) {
-            let is_letter = |letter: char| letter.is_ascii_alphabetic() || letter == '_';
-            let is_name = part.starts_with(is_letter)
-                && part.chars().all(|letter| is_letter(letter) || letter.is_ascii_digit());
-            if !is_name || part.len() > LIMIT_BYTES {
-                return Err(Error::invalid(
-                    "invalid table name; expected table or schema.table, each at most 63 letters, \
-                     digits and underscores, not beginning with a digit",
-                ));
-            }
+            sql_name::check(part)?;
         }
         Ok(Self { schema: schema.map(str::to_owned), name: name.to_owned() })
     }

@@ -89,6 +89,8 @@ pub(super) struct Statements {
     pub(super) list: Sql,
     pub(super) notify: Sql,
     pub(super) waiters: Sql,
+    pub(super) collect_fences: Sql,
+    pub(super) check_fence: Sql,
     /// Returns a row if the table has the column `holder` and we may write it.
     pub(super) has_holder: Sql,
 }
@@ -182,6 +184,12 @@ impl Statements {
             list: sql!("sql/list.sql", names, [Type::TEXT]),
             notify: sql!("sql/notify.sql", names, [Type::TEXT, Type::TEXT]),
             waiters: sql!("sql/waiters.sql", names, [Type::TEXT, Type::INT4, Type::INT4]),
+            check_fence: sql!("sql/check_fence.sql", names, [Type::TEXT, Type::INT8, Type::TEXT]),
+            collect_fences: sql!(
+                "sql/collect_fences.sql",
+                names,
+                [Type::TEXT, Type::INT8, Type::INT8]
+            ),
         }
     }
 

@@ -1,13 +1,17 @@
 //! Listing, and findings about settings of the server that can lose locks or repeat fences.
 
+use std::time::Duration;
+
 use redis::{FromRedisValue, Value};
 
 use super::connection::Connection;
 use super::reply::text;
 use super::scripts::Argument::{Number, Text};
-use super::{RedisBackend, error, record};
+use super::{RedisBackend, error, fenced, record};
 use crate::common::error::{Error, Result};
+use crate::common::fence::Fence;
 use crate::common::fence_source::FenceSource;
+use crate::common::key::Key;
 use crate::common::time::TIME_TOLERANCE_MS;
 use crate::contract::BoxFuture;
 use crate::contract::admin::{Admin, Cursor, Page};
@@ -169,6 +173,56 @@ impl Admin for RedisBackend {
 
     fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>>> {
         Box::pin(async move { Ok(Self::findings(self).await) })
+    }
+
+    fn collect_fences(&self, idle: Duration) -> BoxFuture<'_, Result<u64>> {
+        const OPERATION: &str = "collect_fences";
+        Box::pin(async move {
+            let fences = self.shared.fences.source;
+            let age_ms = fences.collectable_age_ms(idle)?;
+            let pattern = self.shared.names.counter_pattern()?;
+            let (script, connection) =
+                (&self.shared.scripts.collect_fences, &self.shared.connection);
+            let name = format!("{}:", self.shared.names.space.prefix());
+            let (mut deleted, mut cursor) = (0, "0".to_owned());
+            loop {
+                let per_ms = Number(fences.per_millisecond());
+                let arguments = [Text(&cursor), Text(&pattern), Number(age_ms), per_ms];
+                let answer = connection.inspect(OPERATION, script, &[&name], &arguments).await?;
+                let Value::Array(items) = &answer else {
+                    return Err(error::unexpected_response(OPERATION));
+                };
+                let [next, Value::Int(count)] = items.as_slice() else {
+                    return Err(error::unexpected_response(OPERATION));
+                };
+                deleted += u64::try_from(*count).unwrap_or(0);
+                text(next)
+                    .ok_or_else(|| error::unexpected_response(OPERATION))?
+                    .clone_into(&mut cursor);
+                if cursor == "0" {
+                    return Ok(deleted);
+                }
+            }
+        })
+    }
+
+    fn check_fence<'a>(
+        &'a self,
+        resource: &'a Key,
+        fence: Fence,
+        key: Option<&'a Key>,
+    ) -> BoxFuture<'a, Result<()>> {
+        const OPERATION: &str = "check_fence";
+        Box::pin(async move {
+            let record = self.shared.names.resource(resource)?;
+            let lock = key.map_or_else(String::new, fenced::lock_hash);
+            let arguments = [Number(fence.get()), Text(&lock), Number(0)];
+            let (script, connection) = (&self.shared.scripts.check_fence, &self.shared.connection);
+            match connection.inspect(OPERATION, script, &[&record], &arguments).await? {
+                Value::Int(1) => Ok(()),
+                _ => Err(error::unexpected_response(OPERATION)),
+            }
+        })
     }
 
     fn fence_source(&self) -> FenceSource {

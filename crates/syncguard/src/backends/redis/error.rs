@@ -21,6 +21,11 @@ pub(super) fn cause(error: &RedisError) -> Cause {
 
 /// Maps an error of the driver.
 pub(super) fn map(error: &RedisError, operation: &'static str) -> Error {
+    match error.code() {
+        Some("STALEFENCE") => return Error::stale_fence().with_operation("redis", operation),
+        Some("OTHERLOCK") => return Error::other_lock().with_operation("redis", operation),
+        _ => {}
+    }
     let (code, message, reached_the_store) = classify(error);
     let mapped =
         Error::new(code, message).with_operation("redis", operation).with_source(cause(error));
@@ -79,6 +84,11 @@ fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
             InvalidArgument,
             "the records of a lock are in different Cluster slots; use a prefix with a tag in \
              braces, such as \"{locks}\"",
+            false,
+        ),
+        Some("FOREIGNFENCE") => (
+            Internal,
+            "the record of the largest fence contains other data; nothing was written",
             false,
         ),
         Some(_) => (Internal, "Redis refused the script", true),
@@ -176,6 +186,9 @@ mod tests {
             ("MISCONF", ErrorCode::ServiceUnavailable),
             ("WRONGTYPE", ErrorCode::InvalidArgument),
             ("CROSSSLOT", ErrorCode::InvalidArgument),
+            ("STALEFENCE", ErrorCode::Aborted),
+            ("OTHERLOCK", ErrorCode::InvalidArgument),
+            ("FOREIGNFENCE", ErrorCode::Internal),
             ("SOMETHING", ErrorCode::Internal),
         ];
         for (code, expected) in table {

@@ -18,6 +18,7 @@ mod config;
 mod connection;
 mod dial;
 mod error;
+mod fenced;
 mod listener;
 mod names;
 mod record;
@@ -32,6 +33,7 @@ mod topology;
 use std::fmt;
 use std::sync::Arc;
 
+pub use redis;
 use redis::Value;
 pub use redis::{Client, ClientTlsConfig, TlsCertificates};
 
@@ -58,6 +60,7 @@ use config::ConnectionSource;
 use config::Fences;
 pub use config::RedisConfig;
 use connection::{Connection, Multiplexed};
+pub use fenced::{FencedKeys, FencedScript};
 use listener::{Channels, RedisListener};
 use names::Names;
 use replicas::{Confirmed, Replicas};

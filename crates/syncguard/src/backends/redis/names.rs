@@ -42,16 +42,39 @@ impl Names {
         Ok(format!("{}:broken", self.space.index_key(lock_id)?))
     }
 
+    /// Returns where the largest fence of a resource is stored, next to the index entries.
+    pub(super) fn resource(&self, resource: &Key) -> Result<String> {
+        let hash = LockId::parse(&KeySpace::hashed(resource.as_str()))?;
+        Ok(format!("{}:seen", self.space.index_key(&hash)?))
+    }
+
     /// Returns a pattern that matches the names of all records, for `SCAN`.
     pub(super) fn pattern(&self) -> String {
-        let mut pattern = String::new();
-        for letter in self.space.prefix().chars() {
-            if matches!(letter, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
-                pattern.push('\\');
-            }
-            pattern.push(letter);
-        }
-        let separator = if pattern.is_empty() { "" } else { ":" };
-        pattern + separator + "*"
+        let separator = if self.space.prefix().is_empty() { "" } else { ":" };
+        escaped(self.space.prefix()) + separator + "*"
     }
+
+    /// Returns a pattern that matches the names of the fence counters, except hashed ones. Fails
+    /// without a prefix, where it could match data of other programs.
+    pub(super) fn counter_pattern(&self) -> Result<String> {
+        match self.space.prefix() {
+            "" => Err(Error::invalid(
+                "without a prefix, fence counters cannot be told from other data, so none are \
+                 deleted; set fence_expiry, or delete old counters yourself",
+            )),
+            prefix => Ok(format!("{}:{}*", escaped(prefix), escaped(&self.reserved))),
+        }
+    }
+}
+
+/// Escapes a text for `SCAN`.
+fn escaped(text: &str) -> String {
+    let mut pattern = String::new();
+    for letter in text.chars() {
+        if matches!(letter, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
+            pattern.push('\\');
+        }
+        pattern.push(letter);
+    }
+    pattern
 }

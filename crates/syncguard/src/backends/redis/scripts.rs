@@ -44,6 +44,8 @@ pub(super) struct Scripts {
     pub(super) cleanup: Script,
     pub(super) list: Script,
     pub(super) resolve: Script,
+    pub(super) collect_fences: Script,
+    pub(super) check_fence: Script,
     // For keys that are on two nodes while their slot moves; each script has one key.
     pub(super) claim: Script,
     pub(super) draw: Script,
@@ -76,6 +78,8 @@ impl Scripts {
             cleanup: script!("lua/cleanup.lua"),
             list: script!("lua/list.lua"),
             resolve: script!("lua/resolve.lua"),
+            collect_fences: script!("lua/collect_fences.lua"),
+            check_fence: script!("lua/fenced.lua" "lua/check_fence.lua"),
             claim: script!("lua/claim.lua"),
             draw: script!("lua/fence.lua" "lua/draw.lua"),
             seal: script!("lua/seal.lua"),

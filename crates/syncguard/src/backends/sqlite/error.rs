@@ -16,6 +16,20 @@ pub(super) fn map(error: &rusqlite::Error) -> Error {
     if is_disk_failure(error) { mapped } else { mapped.without_effect() }
 }
 
+/// Maps an error of a check of a fence in the user's own database.
+pub(super) fn map_check(error: &rusqlite::Error) -> Error {
+    let (code, message) = match error.sqlite_error_code() {
+        // A statement that SQLite cannot prepare has this code.
+        Some(Sqlite::Unknown) | None => (
+            ErrorCode::InvalidArgument,
+            "the table of fences is missing or has other columns; run its schema_sql",
+        ),
+        code => (classify(code).0, "SQLite could not check the fence; nothing was written"),
+    };
+    let source = map(error);
+    Error::new(code, message).with_source(source).without_effect()
+}
+
 pub(super) fn is_disk_failure(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(Sqlite::SystemIoFailure)
 }

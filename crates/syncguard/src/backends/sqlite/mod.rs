@@ -14,6 +14,7 @@ mod acquire_any;
 mod admin;
 mod config;
 mod error;
+mod fenced;
 mod file;
 mod file_system;
 mod listener;
@@ -42,9 +43,11 @@ use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome, ExtendOutcome,
 use crate::contract::request::{AcquireAnyRequest, AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
 pub use config::SqliteConfig;
+pub use fenced::FencedTable;
 use file::LockFile;
 use listener::{Freed, SqliteListener};
 use record::RowError;
+pub use rusqlite;
 use worker::{Access, Done, Kind, Worker};
 
 /// A backend that keeps locks in a local file. Clones share its thread.

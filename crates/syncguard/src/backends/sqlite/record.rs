@@ -280,6 +280,55 @@ pub(super) fn list(db: &Connection, after: &str) -> Result<(Vec<StoredLock>, Opt
     Ok((locks.filter(|held| is_live(held.expires_at, now)).collect(), next))
 }
 
+/// Deletes the idle counters of a page in the order of their keys, starting behind `after`. Returns
+/// how many, and the last key of the page if there may be more.
+pub(super) fn collect_fences(
+    db: &Connection,
+    after: &str,
+    fences: FenceSource,
+    age_ms: u64,
+) -> Result<(u64, Option<String>)> {
+    const PAGE: usize = 500;
+    let limit = integer(fences.idle_below(now(), age_ms));
+    let mut page = db.prepare_cached(
+        "SELECT key, fence FROM syncguard_fences WHERE key > ?1 ORDER BY key LIMIT ?2",
+    )?;
+    let page = page.query_map(params![after, integer(PAGE as u64)], |row| {
+        Ok((row.get::<_, String>(0)?, row.get::<_, i64>(1)?))
+    })?;
+    let page = page.collect::<rusqlite::Result<Vec<_>>>()?;
+    let mut delete = db.prepare_cached("DELETE FROM syncguard_fences WHERE key = ?1")?;
+    let mut deleted = 0;
+    for (key, _) in page.iter().filter(|(_, fence)| (0..limit).contains(fence)) {
+        deleted += delete.execute([key])? as u64;
+    }
+    Ok((deleted, (page.len() == PAGE).then(|| page[PAGE - 1].0.clone())))
+}
+
+/// Checks the fence of a resource and remembers it, in a table that exists from the first check on.
+/// `lock` is the hash of the lock's key, or empty.
+pub(super) fn check_fence(db: &Connection, resource: &str, fence: Fence, lock: &str) -> Result<()> {
+    db.execute_batch(
+        "CREATE TABLE IF NOT EXISTS syncguard_resources (
+           name TEXT PRIMARY KEY, fence INTEGER NOT NULL, lock TEXT NOT NULL
+         ) STRICT, WITHOUT ROWID",
+    )?;
+    let mut seen =
+        db.prepare_cached("SELECT fence, lock FROM syncguard_resources WHERE name = ?1")?;
+    let seen = seen.query_row([resource], |row| Ok((row.get(0)?, row.get(1)?)));
+    let (largest, other) = seen.optional()?.unwrap_or((0, String::new()));
+    if !lock.is_empty() && !other.is_empty() && lock != other {
+        return Err(RowError::Refused(Error::other_lock()));
+    }
+    if i64::from(fence) < largest {
+        return Err(RowError::Refused(Error::stale_fence()));
+    }
+    let lock = if lock.is_empty() { &other } else { lock };
+    db.prepare_cached("INSERT OR REPLACE INTO syncguard_resources VALUES (?1, ?2, ?3)")?
+        .execute(params![resource, i64::from(fence), lock])?;
+    Ok(())
+}
+
 fn delete(db: &Connection, lock_id: LockId) -> rusqlite::Result<usize> {
     db.prepare_cached("DELETE FROM syncguard_locks WHERE lock_id = ?1")?.execute([lock_id.expose()])
 }

@@ -1,4 +1,5 @@
--- Version 1. Files of earlier releases get the column holder when they are opened. A row of syncguard_locks is a lock; a row of syncguard_fences is never deleted.
+-- Version 1. Files of earlier releases get the column holder when they are opened. A row of
+-- syncguard_locks is a lock; a row of syncguard_fences is the fence counter of a key.
 CREATE TABLE syncguard_locks (
   key TEXT PRIMARY KEY,
   lock_id TEXT NOT NULL UNIQUE,

@@ -59,6 +59,24 @@ impl FirestoreEmulator {
         format!("firestore://test?emulator={}", self.host())
     }
 
+    /// Pauses the emulator with `SIGSTOP`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the emulator is not running.
+    pub fn pause(&self) {
+        self.server.as_ref().expect("running").signal("STOP");
+    }
+
+    /// Continues a paused emulator.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the emulator is not running.
+    pub fn resume(&self) {
+        self.server.as_ref().expect("running").signal("CONT");
+    }
+
     /// Kills the emulator without warning.
     pub fn kill(&mut self) {
         self.server = None;

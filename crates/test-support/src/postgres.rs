@@ -187,6 +187,24 @@ impl PostgresServer {
         asked.is_ok_and(|status| status.success())
     }
 
+    /// Pauses the server and all its processes with `SIGSTOP`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server is not running.
+    pub fn pause(&self) {
+        self.server.as_ref().expect("running").signal_all("STOP");
+    }
+
+    /// Continues a paused server.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server is not running.
+    pub fn resume(&self) {
+        self.server.as_ref().expect("running").signal_all("CONT");
+    }
+
     /// Kills the server and all its processes without warning.
     pub fn crash(&mut self) {
         // The child processes exit when they notice that the postmaster is gone.
@@ -240,8 +258,10 @@ impl PostgresServer {
 #[derive(Debug)]
 pub struct PgBouncer {
     port: u16,
-    _folder: TempDir,
-    _server: Server,
+    program: PathBuf,
+    arguments: Vec<String>,
+    folder: TempDir,
+    server: Option<Server>,
 }
 
 impl PgBouncer {
@@ -273,19 +293,41 @@ impl PgBouncer {
         let mut arguments: Vec<String> =
             command.get_args().map(|argument| argument.to_string_lossy().into_owned()).collect();
         arguments.push(config.display().to_string());
-        let start = find_program(&command.get_program().to_string_lossy())
+        let program = find_program(&command.get_program().to_string_lossy())
             .unwrap_or_else(|| command.get_program().into());
-        let pooler = Server::start(&start, &arguments, folder.path());
+        let mut pooler = Self { port, program, arguments, folder, server: None };
+        pooler.run();
+        Some(pooler)
+    }
+
+    /// Starts PgBouncer again after [`Self::crash`].
+    ///
+    /// # Panics
+    ///
+    /// Panics if it does not start.
+    pub fn run(&mut self) {
+        self.server = Some(Server::start(&self.program, &self.arguments, self.folder.path()));
         let started = Instant::now();
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            let log = std::fs::read_to_string(folder.path().join("server.log")).unwrap_or_default();
+        while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            let log = self.folder.path().join("server.log");
+            let log = std::fs::read_to_string(log).unwrap_or_default();
             assert!(
                 started.elapsed() < Duration::from_secs(20),
                 "PgBouncer does not start:\n{log}"
             );
             std::thread::sleep(Duration::from_millis(50));
         }
-        Some(Self { port, _folder: folder, _server: pooler })
+    }
+
+    /// Kills PgBouncer without warning.
+    pub fn crash(&mut self) {
+        self.server = None;
+    }
+
+    /// Returns the port on 127.0.0.1.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// Returns the URL of the database `postgres`, through PgBouncer.

@@ -109,6 +109,17 @@ impl Server {
         Self { shell, pid }
     }
 
+    /// Sends a signal to the server and to the processes that it has started.
+    pub(crate) fn signal_all(&self, name: &str) {
+        let children = Command::new("pgrep").arg("-P").arg(self.pid.to_string()).output();
+        let children = children.expect("pgrep runs").stdout;
+        let children = String::from_utf8_lossy(&children);
+        // A process may have ended in the meantime.
+        let mut kill = Command::new("kill");
+        let kill = kill.arg(format!("-{name}")).arg(self.pid.to_string());
+        drop(kill.args(children.split_whitespace()).stderr(Stdio::null()).status());
+    }
+
     /// Sends a signal, given by name (`STOP`, `CONT`, `KILL`, …).
     pub(crate) fn signal(&self, name: &str) {
         let kill = Command::new("kill").arg(format!("-{name}")).arg(self.pid.to_string()).status();

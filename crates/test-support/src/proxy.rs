@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// A fault that the proxy injects.
@@ -18,6 +19,8 @@ pub enum Fault {
     Delay(Duration),
     /// Forwards requests and drops the replies.
     SwallowReplies,
+    /// Forwards replies and drops the requests.
+    SwallowRequests,
     /// Drops everything, in both directions.
     BlackHole,
     /// Resets the connection after this many more bytes of replies.
@@ -35,6 +38,8 @@ pub struct Proxy {
     /// All data on connections up to this number is dropped.
     stranded: Arc<AtomicU64>,
     accepted: Arc<AtomicU64>,
+    /// Open connections have one receiver each, and end when the value changes.
+    cuts: watch::Sender<u64>,
     accepting: JoinHandle<()>,
 }
 
@@ -50,29 +55,30 @@ impl Proxy {
         let fault = Arc::new(Mutex::new(Fault::None));
         let to_port = Arc::new(AtomicU16::new(to_port));
         let (stranded, accepted) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let cuts = watch::Sender::new(0);
         let accepting = tokio::spawn({
             let (fault, stranded) = (Arc::clone(&fault), Arc::clone(&stranded));
             let (accepted, target) = (Arc::clone(&accepted), Arc::clone(&to_port));
+            let cuts = cuts.clone();
             async move {
                 while let Ok((client, _)) = listener.accept().await {
                     let (fault, stranded) = (Arc::clone(&fault), Arc::clone(&stranded));
                     let number = accepted.fetch_add(1, Ordering::SeqCst) + 1;
                     let to_port = target.load(Ordering::SeqCst);
+                    let cut = cuts.subscribe();
                     tokio::spawn(async move {
                         if let Ok(server) = TcpStream::connect(("127.0.0.1", to_port)).await {
                             // Only the fault delays data, not the kernel.
                             client.set_nodelay(true).expect("a socket");
                             server.set_nodelay(true).expect("a socket");
-                            carry(client, server, &fault, || {
-                                number <= stranded.load(Ordering::SeqCst)
-                            })
-                            .await;
+                            let is_stranded = || number <= stranded.load(Ordering::SeqCst);
+                            carry(client, server, cut, &fault, is_stranded).await;
                         }
                     });
                 }
             }
         });
-        Self { address, fault, to_port, stranded, accepted, accepting }
+        Self { address, fault, to_port, stranded, accepted, cuts, accepting }
     }
 
     /// Returns the port of the proxy.
@@ -91,6 +97,14 @@ impl Proxy {
     /// path that fails silently while another path works.
     pub fn strand(&self) {
         self.stranded.store(self.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
+    /// Resets all open connections, and returns how many there were.
+    #[expect(clippy::must_use_candidate, reason = "it is called for its effect")]
+    pub fn cut(&self) -> usize {
+        let open = self.cuts.receiver_count();
+        self.cuts.send_modify(|cuts| *cuts += 1);
+        open
     }
 
     /// Sets the fault for all connections; [`Fault::None`] ends it.
@@ -113,6 +127,7 @@ impl Drop for Proxy {
 async fn carry(
     client: TcpStream,
     server: TcpStream,
+    mut cut: watch::Receiver<u64>,
     fault: &Mutex<Fault>,
     is_stranded: impl Fn() -> bool + Send + Sync,
 ) {
@@ -127,10 +142,16 @@ async fn carry(
     let mut has_gap = false;
     loop {
         tokio::select! {
+            // The proxy is gone if this fails.
+            _cut = cut.changed() => {
+                drop(client.set_zero_linger());
+                drop(server.set_zero_linger());
+                return;
+            }
             read = client.read(&mut requests) => {
                 let Ok(count @ 1..) = read else { return };
                 match now() {
-                    Fault::BlackHole => {
+                    Fault::BlackHole | Fault::SwallowRequests => {
                         has_gap = true;
                         continue;
                     }
@@ -165,7 +186,7 @@ async fn carry(
                         drop(client.shutdown().await);
                         continue;
                     }
-                    Fault::None => {}
+                    Fault::SwallowRequests | Fault::None => {}
                 }
                 if client.write_all(&replies[..count]).await.is_err() {
                     return;

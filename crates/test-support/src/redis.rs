@@ -276,6 +276,31 @@ impl RedisCluster {
         format!("redis+cluster://{}?{option}", hosts.join(","))
     }
 
+    /// Lets a replica take over from the node that serves the slot of a name, without loss.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no replica, or if it does not take over.
+    pub fn fail_over(&self, name: &str) {
+        let primary = self.nodes[self.node_of(name)].cli(&["CLUSTER", "MYID"]);
+        let is_its_replica = |node: &&RedisServer| {
+            let nodes = node.cli(&["CLUSTER", "NODES"]);
+            let own = nodes.lines().find(|line| line.contains("myself")).unwrap_or_default();
+            own.contains("slave") && own.contains(primary.trim())
+        };
+        let replica = self.nodes.iter().find(is_its_replica).expect("a replica");
+        let mut asked = Instant::now();
+        drop(replica.cli(&["CLUSTER", "FAILOVER"]));
+        wait_until("the replica does not take over", || {
+            // It is refused while the replica is not in sync.
+            if asked.elapsed() > Duration::from_secs(2) {
+                drop(replica.cli(&["CLUSTER", "FAILOVER"]));
+                asked = Instant::now();
+            }
+            replica.cli(&["ROLE"]).starts_with("master")
+        });
+    }
+
     /// Returns the index of the node that serves the slot of a name.
     ///
     /// # Panics
@@ -315,6 +340,32 @@ impl RedisSentinel {
             sentinel.cli(&["SENTINEL", "MASTER", "shop"]).contains("num-slaves\n1")
         });
         Some(Self { servers: [primary, replica], sentinel })
+    }
+
+    /// Makes the replica the primary, and the primary its replica.
+    ///
+    /// If `with_a_crash`, the primary is killed first, and started again afterwards.
+    ///
+    /// # Panics
+    ///
+    /// Panics if that does not happen.
+    pub fn fail_over(&mut self, with_a_crash: bool) {
+        let is_primary = |server: &RedisServer| server.cli(&["ROLE"]).starts_with("master");
+        let [one, two] = &mut self.servers;
+        let (primary, replica) = if is_primary(one) { (one, two) } else { (two, one) };
+        if with_a_crash {
+            primary.crash();
+        } else {
+            drop(self.sentinel.cli(&["SENTINEL", "FAILOVER", "shop"]));
+        }
+        wait_until("the replica does not take over", || is_primary(replica));
+        if with_a_crash {
+            primary.run();
+        }
+        wait_until("the old primary does not follow", || {
+            let follower = replica.cli(&["INFO", "replication"]);
+            !is_primary(primary) && follower.contains("state=online")
+        });
     }
 
     /// Returns the URL of the Sentinel service.

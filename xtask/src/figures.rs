@@ -9,11 +9,18 @@ use crate::shell::{Outcome, root, target};
 pub(crate) const VARIABLE: &str = "SYNCGUARD_FIGURES";
 
 /// The least value of every figure whose name begins with a text. There must be one such figure.
-const LEAST: [(&str, u64); 4] = [
+const LEAST: [(&str, u64); 11] = [
+    ("concurrent histories: ", 200),
     ("fuzz runs: ", 100_000),
     ("histories that match the model: ", 20_000),
     ("protocol model: states", 100_000),
     ("schedules: ", 20_000),
+    ("torture: SIGSTOP", 30),
+    ("torture: connections cut", 1_000),
+    ("torture: dropped futures", 5_000),
+    ("torture: failovers", 5),
+    ("torture: kill -9", 30),
+    ("torture: planted bugs found", 49),
 ];
 
 /// Deletes the figures of an earlier run, and returns the file for those of this one.

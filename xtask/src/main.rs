@@ -8,6 +8,7 @@ mod shell;
 mod test;
 mod text;
 mod tools;
+mod torture;
 
 use std::process::ExitCode;
 
@@ -19,6 +20,9 @@ usage: cargo xtask COMMAND
   test [BACKEND…]    run all checks and tests, or only the tests of the named backends
   bench [BACKEND…]   run the benchmarks, and write results to target/bench/results.json
   release            build packages and the stripped binary, and print its size
+  torture [BACKEND…] [--minutes N] [--seed S]
+                     inject faults into real stores, check what happened, and write
+                     target/torture/report.html
   soak               run the long tests that are too slow for CI
   mutants [TEXT…]    plant one bug at a time, and check that the tests catch it; only those whose
                      name contains a TEXT
@@ -37,6 +41,7 @@ fn main() -> ExitCode {
         "bench" => bench::run(rest),
         "release" => release::run(),
         "soak" => test::soak(),
+        "torture" => torture::run(rest),
         "mutants" => mutants::run(rest),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

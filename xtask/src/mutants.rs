@@ -10,7 +10,8 @@ use crate::shell::{Outcome, cargo, root, step};
 use crate::test::{REQUIRE_SERVERS, install_servers};
 
 /// A deliberate bug: a file of the library (or of the command, with the prefix `cli/`), the text to
-/// replace, its replacement, and the test file that must fail: `lib/` is for unit tests, by name.
+/// replace, its replacement, and the test file that must fail: `lib/` is for unit tests, by name, and
+/// `torture/` for a run with a store.
 struct Mutant {
     name: &'static str,
     file: &'static str,
@@ -638,6 +639,34 @@ const MUTANTS: &[Mutant] = &[
         mutated: "keys.iter().take(1)",
         caught_by: "memory",
     },
+    Mutant {
+        name: "torture, redis: an extend revives a dead lock",
+        file: "backends/redis/lua/extend.lua",
+        original: "if expires <= now - ARGV[2] then",
+        mutated: "if false then",
+        caught_by: "torture/redis",
+    },
+    Mutant {
+        name: "torture, postgres: an extend revives a dead lock",
+        file: "backends/postgres/sql/extend.sql",
+        original: "WHERE lock_id = $1 AND l.expires_at_ms > now - $2 AND {sensible}",
+        mutated: "WHERE lock_id = $1 AND {sensible}",
+        caught_by: "torture/postgres",
+    },
+    Mutant {
+        name: "torture, sqlite: an extend revives a dead lock",
+        file: "backends/sqlite/record.rs",
+        original: "return Ok(ExtendOutcome::NotHeld(NotHeldReason::Expired));",
+        mutated: "",
+        caught_by: "torture/sqlite",
+    },
+    Mutant {
+        name: "torture, firestore: writes have no preconditions",
+        file: "backends/firestore/requests.rs",
+        original: "current_document: Some(api::Precondition { condition_type: Some(condition) }),",
+        mutated: "current_document: { drop(condition); None },",
+        caught_by: "torture/firestore",
+    },
 ];
 
 /// The test files that catch the bugs.
@@ -669,6 +698,10 @@ const TESTS: &[&str] = &[
     "redis_wire",
     "cli/run_loss",
     "cli/run_signals",
+    "torture/redis",
+    "torture/postgres",
+    "torture/sqlite",
+    "torture/firestore",
 ];
 
 /// Plants every bug in turn, or those whose name contains one of the given texts. The error lists
@@ -742,10 +775,14 @@ fn passes(home: &Path, tree: &Path, path: &OsStr, test: &str) -> Outcome<bool> {
 
 fn succeeds(home: &Path, tree: &Path, path: &OsStr, test: &str, more: &[&str]) -> Outcome<bool> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let (package, which) = match (test.strip_prefix("cli/"), test.strip_prefix("lib/")) {
-        (Some(test), _) => ("syncguard-cli", ["--test", test]),
-        (_, Some(name)) => ("syncguard", ["--lib", name]),
-        _ => ("syncguard", ["--test", test]),
+    let (package, which) = match test.split_once('/') {
+        Some(("cli", test)) => ("syncguard-cli", vec!["--test", test]),
+        Some(("torture", store)) => {
+            let ignored = if more.is_empty() { &["--", "--ignored"][..] } else { &[] };
+            ("torture", [&["--test", "stores", store][..], ignored].concat())
+        }
+        Some((_, name)) => ("syncguard", vec!["--lib", name]),
+        None => ("syncguard", vec!["--test", test]),
     };
     let status = Command::new("timeout")
         .arg("180")

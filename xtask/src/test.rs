@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use crate::shell::{Outcome, cargo, root, step, target};
-use crate::{figures, release, text, tools};
+use crate::{figures, release, text, tools, torture};
 
 /// The features of the library that must also compile on their own.
 const FEATURES: [&str; 8] =
@@ -74,8 +74,9 @@ fn everything() -> Outcome {
     let test = ["test", "--workspace", "--all-features"];
     let figures = figures::file()?;
     let mut tests = cargo(&test);
-    tests.env(REQUIRE_SERVERS, "1").env("PATH", path).env(figures::VARIABLE, &figures);
+    tests.env(REQUIRE_SERVERS, "1").env("PATH", &path).env(figures::VARIABLE, &figures);
     step("tests", &mut tests)?;
+    torture::in_ci(&path, &figures)?;
     for example in ["prometheus", "opentelemetry"] {
         step(
             &format!("example {example}"),
@@ -111,6 +112,7 @@ fn examples() -> Outcome<Vec<String>> {
 pub(crate) fn soak() -> Outcome {
     let soak = ["test", "--release", "--package", "syncguard", "--all-features", "--test", "soak"];
     step("soak", cargo(&soak).args(["--", "--ignored", "--nocapture"]))?;
+    torture::soak()?;
     below_the_store()
 }
 

@@ -1,0 +1,82 @@
+//! `cargo xtask torture`: composed faults against real stores, and a report.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::Command;
+
+use crate::figures;
+use crate::shell::{Outcome, cargo, root, step, target};
+use crate::test::{REQUIRE_SERVERS, install_servers};
+
+/// The stores of each backend: the ways in which its server is deployed.
+const STORES: [(&str, &[&str]); 5] = [
+    ("memory", &["memory"]),
+    ("sqlite", &["sqlite"]),
+    ("redis", &["redis", "redis-sentinel", "redis-cluster"]),
+    ("postgres", &["postgres", "postgres-pgbouncer", "postgres-standby"]),
+    ("firestore", &["firestore"]),
+];
+
+/// The stores and for how many seconds each is tortured in CI.
+const IN_CI: [&str; 9] = [
+    "redis=45",
+    "postgres=45",
+    "firestore=45",
+    "sqlite=40",
+    "redis-sentinel=30",
+    "redis-cluster=26",
+    "postgres-standby=20",
+    "postgres-pgbouncer=20",
+    "memory=20",
+];
+
+/// Tortures the named backends or stores, or all, with the given options.
+pub(crate) fn run(arguments: &[String]) -> Outcome {
+    let mut backends = Vec::new();
+    let mut passed = Vec::new();
+    for argument in arguments {
+        let name = argument.split('=').next().unwrap_or_default();
+        match STORES.iter().find(|(backend, stores)| *backend == name || stores.contains(&name)) {
+            Some((backend, stores)) if *backend == argument => {
+                backends.push(*backend);
+                passed.extend(stores.iter().map(|store| (*store).to_owned()));
+            }
+            Some((backend, _)) => {
+                backends.push(*backend);
+                passed.push(argument.clone());
+            }
+            None => passed.push(argument.clone()),
+        }
+    }
+    if backends.is_empty() {
+        backends = STORES.map(|(backend, _)| backend).to_vec();
+    }
+    let path = install_servers(&backends)?;
+    step("building", &mut cargo(&["build", "--package", "torture"]))?;
+    step("torture", &mut torture(&path, &passed))
+}
+
+/// Tortures all stores for an hour.
+pub(crate) fn soak() -> Outcome {
+    run(&["--minutes", "6.7"].map(str::to_owned))
+}
+
+/// Tortures all stores for as long as there is time in CI, and then with planted bugs. The tests
+/// have built the program.
+pub(crate) fn in_ci(path: &OsStr, figures: &Path) -> Outcome {
+    let stores = IN_CI.map(str::to_owned);
+    let jobs = ["--jobs", "2"].map(str::to_owned);
+    let mut run = torture(path, &[&stores[..], &jobs[..]].concat());
+    step("torture", run.env(figures::VARIABLE, figures))?;
+    let bugs = ["bugs", "--jobs", "4"].map(str::to_owned);
+    let mut run = torture(path, &bugs);
+    step("torture with planted bugs", run.env(figures::VARIABLE, figures))
+}
+
+fn torture(path: &OsStr, arguments: &[String]) -> Command {
+    let mut command = Command::new(target().join("debug/torture"));
+    command.current_dir(root()).args(arguments);
+    command.args(["--out"]).arg(target().join("torture"));
+    command.env("PATH", path).env(REQUIRE_SERVERS, "1");
+    command
+}

@@ -38,7 +38,7 @@ use redis::Value;
 pub use redis::{Client, ClientTlsConfig, TlsCertificates};
 
 use crate::common::cleanup::CleanupGate;
-use crate::common::error::{Error, Result};
+use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::fence::{Fence, Fenced};
 use crate::common::holder::BreakNote;
 use crate::common::key::Key;
@@ -339,8 +339,13 @@ impl LockBackend for RedisBackend {
             Ok(None) => Box::pin(self.release_scattered(request, keys, mark_ms)).await,
             Err(error) => Err(error),
         };
+        let answer = answer.and_then(|answer| reply::release(&answer));
         answer
-            .and_then(|answer| reply::release(&answer))
+            .map_err(|error| match error.code() {
+                // The script releases the lock even if there is no memory for the marker of an undo.
+                ErrorCode::RateLimited if request.is_undo() => error.after_effect(),
+                _ => error,
+            })
             .map_err(|error| error.with_lock_id(lock_id))
     }
 

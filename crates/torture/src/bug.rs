@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use syncguard::backend::{
-    AcquireOutcome, AcquireRequest, Admin, BreakNote, Capabilities, ExtendRequest, Fenced, Lease,
-    Notifier, ReleaseRequest, StoredLock, Subscription, TIME_TOLERANCE_MS,
+    AcquireAnyOutcome, AcquireAnyRequest, AcquireOutcome, AcquireRequest, Admin, BreakNote,
+    Capabilities, ExtendRequest, Fenced, Lease, Notifier, ReleaseRequest, StoredLock, Subscription,
+    TIME_TOLERANCE_MS,
 };
 use syncguard::diagnostics::get_by_key_raw;
 use syncguard::{
@@ -162,6 +163,11 @@ impl LockBackend for Buggy {
             }
             outcome => Ok(outcome),
         }
+    }
+
+    async fn acquire_any(&self, request: &AcquireAnyRequest) -> Result<AcquireAnyOutcome> {
+        // The clients take single locks.
+        self.inner.acquire_any(request).await
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use syncguard::backend::{
-    AcquireOutcome, AcquireRequest, Admin, BreakNote, Capabilities, ExtendRequest, Fenced,
-    ReleaseRequest, StoredLock, Subscription,
+    AcquireAnyOutcome, AcquireAnyRequest, AcquireOutcome, AcquireRequest, Admin, BreakNote,
+    Capabilities, ExtendRequest, Fenced, ReleaseRequest, StoredLock, Subscription,
 };
 use syncguard::{AnyBackend, ExtendOutcome, Key, LockBackend, LockId, ReleaseOutcome, Result};
 
@@ -77,6 +77,11 @@ impl LockBackend for Recorded {
             AcquireOutcome::AlreadyUsed => Outcome::AlreadyUsed,
         })
         .await
+    }
+
+    async fn acquire_any(&self, request: &AcquireAnyRequest) -> Result<AcquireAnyOutcome> {
+        // The clients take single locks.
+        self.inner.acquire_any(request).await
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

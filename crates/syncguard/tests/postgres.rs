@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use syncguard::backend::Layer;
-use syncguard::conformance::{Fixture, RawLock};
+use syncguard::conformance::{Crowded, Fixture, RawLock};
 use syncguard::postgres::tokio_postgres::types::ToSql;
 use syncguard::postgres::tokio_postgres::{Client, NoTls, connect};
 use syncguard::postgres::{ClientPool, Loan, PooledClient, PostgresConfig};
@@ -260,6 +260,13 @@ kit!(erased, PostgresFixture::direct().await.wrapped(AnyBackend::new));
 kit!(under_telemetry, {
     let layer = TelemetryLayer::new(Arc::new(TracingSink));
     PostgresFixture::direct().await.wrapped(move |backend| layer.layer(backend))
+});
+kit!(in_batches, PostgresFixture::direct().await.wrapped(Crowded::new));
+kit!(in_batches_through_pooler, {
+    PostgresFixture::through_pooler(true).await.wrapped(Crowded::new)
+});
+kit!(in_batches_on_one_connection, {
+    PostgresFixture::on_one_connection().await.wrapped(Crowded::new)
 });
 kit!(one_connection, PostgresFixture::on_one_connection().await);
 kit!(typescript_tables, PostgresFixture::on_typescript_tables().await);

@@ -9,7 +9,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands, Client};
 use serde_json::{Value, json};
 use syncguard::backend::{KeySpace, Layer};
-use syncguard::conformance::{Fixture, RawLock};
+use syncguard::conformance::{Crowded, Fixture, RawLock};
 use syncguard::redis::RedisConfig;
 use syncguard::telemetry::{TelemetryLayer, TracingSink};
 use syncguard::{AnyBackend, Fence, FenceSource, Key, LockId, RedisBackend};
@@ -202,6 +202,8 @@ kit!(under_telemetry, {
     let layer = TelemetryLayer::new(Arc::new(TracingSink));
     RedisFixture::shared().await.wrapped(move |backend| layer.layer(backend))
 });
+kit!(in_batches, RedisFixture::shared().await.wrapped(Crowded::new));
+kit!(in_batches_on_cluster, RedisFixture::on_cluster().await.wrapped(Crowded::new));
 kit!(prefix_of_470_bytes, RedisFixture::with_prefix(&"p".repeat(470)).await);
 kit!(prefix_of_950_bytes, RedisFixture::with_prefix(&"p".repeat(950)).await);
 kit!(cluster, RedisFixture::on_cluster().await);

@@ -15,6 +15,7 @@
 //! New cases may appear in minor releases; names are stable.
 
 pub mod cases;
+mod crowded;
 mod fixture;
 mod log;
 mod memory;
@@ -26,6 +27,7 @@ use std::time::Duration;
 
 use tokio::runtime::Builder;
 
+pub use crowded::Crowded;
 pub use fixture::{Fixture, RawLock, Wrapped};
 pub use memory::MemoryFixture;
 pub use yielding::Yielding;

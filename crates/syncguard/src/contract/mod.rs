@@ -2,9 +2,12 @@
 
 pub(crate) mod acquire_any;
 pub(crate) mod admin;
+#[cfg(feature = "_listener")]
+pub(crate) mod batch;
 pub(crate) mod break_notes;
 pub(crate) mod callback_queue;
 pub(crate) mod capabilities;
+pub(crate) mod detach;
 pub(crate) mod erased;
 pub(crate) mod event;
 pub(crate) mod fence_gate;

@@ -8,7 +8,6 @@ use super::acquisition::{Acquisition, Verdict};
 use super::cleanup::{AcquireReply, undo_later};
 use super::clock::LocalInstant;
 use super::context::{Context, Engine};
-use super::detach::DetachOnDrop;
 use super::guard::LockGuard;
 use super::shared_lease::Grant;
 use super::wait_queue::Ticket;
@@ -16,6 +15,7 @@ use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::key::Key;
 use crate::contract::LockBackend;
 use crate::contract::acquire_any::Soonest;
+use crate::contract::detach::DetachOnDrop;
 use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome, Lease};
 use crate::contract::request::{AcquireAnyRequest, AcquireRequest};
 

@@ -7,7 +7,6 @@ mod acquisition;
 mod background;
 pub(crate) mod cancel;
 pub(crate) mod clock;
-mod detach;
 mod lease_state;
 pub(crate) mod options;
 pub(crate) mod release_errors;
@@ -36,4 +35,4 @@ mod extension;
 
 // Only tests.
 mod protocol;
-mod schedules;
+pub(crate) mod schedules;

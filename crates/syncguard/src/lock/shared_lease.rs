@@ -14,7 +14,7 @@ use super::acquisition::{Acquisition, TOLERANCE};
 use super::cleanup::{ReleaseReport, release_until, undo_later};
 use super::clock::LocalInstant;
 use super::context::Context;
-use super::detach::{DetachOnDrop, poll_once};
+
 use super::lease_state::{AfterExtend, BeginExtend, ExtendAnswer, LeaseState, SentExtend, Step};
 use super::release_errors::{ReleaseContext, ReleaseSource};
 use super::wait_queue::{LocalHolder, is_worth_order};
@@ -27,6 +27,7 @@ use crate::common::lost_reason::LostReason;
 use crate::common::sync::{Mutex, MutexGuard};
 use crate::common::time::Timestamp;
 use crate::common::ttl::Ttl;
+use crate::contract::detach::{DetachOnDrop, poll_once};
 use crate::contract::event::EngineEventKind;
 use crate::contract::outcome::{ExtendOutcome, NotHeldReason, ReleaseOutcome};
 use crate::contract::request::{ExtendRequest, Hint, Receipt, ReleaseRequest};

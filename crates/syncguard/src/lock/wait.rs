@@ -15,7 +15,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::attempt::{Attempted, Attempts, LockCall};
 use super::clock::LocalInstant;
 use super::context::Context;
-use super::detach::poll_once;
+
 use super::guard::LockGuard;
 use super::retry::{Next, Schedule};
 use super::wait_queue::{QueueHead, WaitQueue, pause_in_order};
@@ -27,6 +27,7 @@ use crate::common::join::join_all;
 use crate::common::key::Key;
 use crate::common::sync::Mutex;
 use crate::contract::LockBackend;
+use crate::contract::detach::poll_once;
 use crate::contract::event::{EngineEventKind, WaitOutcome};
 
 /// One call of `lock` or `try_lock`.

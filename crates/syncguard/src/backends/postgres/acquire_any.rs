@@ -9,6 +9,7 @@ use super::transaction::Step;
 use super::{PostgresBackend, error};
 use crate::common::error::Result;
 use crate::common::fence::Fence;
+use crate::common::key::Key;
 use crate::common::time::TIME_TOLERANCE_MS;
 use crate::contract::acquire_any::look_then_acquire;
 use crate::contract::outcome::{AcquireAnyOutcome, Lease};
@@ -24,17 +25,18 @@ impl PostgresBackend {
         let keys = keys.collect::<Result<Vec<String>>>()?;
         let counters = keys.iter().map(|key| names.fence_key(key));
         let counters = counters.collect::<Result<Vec<String>>>()?;
-        let user_keys: Vec<String> =
-            request.keys().iter().map(|key| key.as_str().to_owned()).collect();
+        let user_keys: Vec<&str> = request.keys().iter().map(Key::as_str).collect();
+        let lock_keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let fence_keys: Vec<&str> = counters.iter().map(String::as_str).collect();
         let lock_id = first.lock_id();
         let holder = first.holder().map(|holder| holder.tagged(&lock_id));
         let values = [
-            Value::Texts(&keys),
+            Value::Texts(&lock_keys),
             Value::Int8(integer(TIME_TOLERANCE_MS)),
             Value::Text(lock_id.expose()),
             Value::Int8(integer(first.ttl().as_millis())),
             Value::Int8(integer(Fence::MAX.get())),
-            Value::Texts(&counters),
+            Value::Texts(&fence_keys),
             Value::Texts(&user_keys),
             Value::Int8(integer(self.shared.fences.per_millisecond())),
             Value::MaybeText(holder.as_deref()),

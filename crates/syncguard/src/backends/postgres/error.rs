@@ -170,6 +170,11 @@ pub(super) fn is_missing_column(error: &tokio_postgres::Error) -> bool {
     error.code() == Some(&SqlState::UNDEFINED_COLUMN)
 }
 
+/// Returns whether a statement took too long.
+pub(super) fn is_late(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::QUERY_CANCELED)
+}
+
 /// Returns whether an error ended only a statement, and its session continues.
 pub(super) fn ends_statement_only(error: &tokio_postgres::Error) -> bool {
     error.as_db_error().is_some_and(|error| error.parsed_severity() == Some(Severity::Error))

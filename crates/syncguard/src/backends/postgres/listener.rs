@@ -160,7 +160,8 @@ impl ListenNotify {
         number: i32,
         keys: Option<&[String]>,
     ) -> Result<(), Failure> {
-        let (number, keys) = (Value::Int4(number), keys.map(Value::Texts));
+        let keys: Option<Vec<&str>> = keys.map(|keys| keys.iter().map(String::as_str).collect());
+        let (number, keys) = (Value::Int4(number), keys.as_deref().map(Value::Texts));
         let mut parameters: Vec<(super::statements::Parameter<'_>, Type)> =
             vec![(&number, Type::INT4)];
         if let Some(keys) = &keys {

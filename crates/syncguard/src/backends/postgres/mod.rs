@@ -13,6 +13,7 @@
 
 mod acquire_any;
 mod admin;
+mod batches;
 mod callers_pool;
 mod config;
 mod connector;
@@ -29,7 +30,6 @@ mod transaction;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Waker as TaskWaker};
 use std::time::{Duration, Instant};
 
 use tokio_postgres::Row;
@@ -37,30 +37,30 @@ use tokio_util::task::TaskTracker;
 
 use crate::common::cleanup::CleanupGate;
 use crate::common::error::{Error, Result};
-use crate::common::fence::{Fence, Fenced};
+use crate::common::fence::Fenced;
 use crate::common::fence_source::FenceSource;
 use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
-use crate::common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp, is_live};
+use crate::common::time::{CLEANUP_GUARD_MS, Timestamp, is_live};
 use crate::contract::LockBackend;
 use crate::contract::admin::Admin;
+use crate::contract::batch::Batcher;
 use crate::contract::capabilities::{Capabilities, TimeAuthority};
 use crate::contract::finding::Finding;
 use crate::contract::notifier::Subscription;
-use crate::contract::outcome::{
-    AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, Extension, NotHeldReason, ReleaseOutcome,
-};
+use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, ReleaseOutcome};
 use crate::contract::request::{AcquireAnyRequest, AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
+use batches::{AcquireOperation, ExtendOperation, ReleaseOperation};
 pub use callers_pool::{ClientPool, Loan, PooledClient};
 pub use config::PostgresConfig;
 use connector::Connector;
 pub use fenced::{FenceTrigger, FencedTable};
-use listener::{Channel, PostgresListener};
+use listener::PostgresListener;
 use names::Names;
 use pool::{Pool, Urgency};
-use record::{column, fence, integer, live, millis, not_held_reason, outcome, stored};
+use record::{column, integer, live, outcome, stored};
 use statements::{Sql, Statements, Value};
 pub use tokio_postgres;
 use transaction::Step;
@@ -98,6 +98,9 @@ struct PostgresInner {
     looked_for_holder: Mutex<Instant>,
     /// Tasks that continue after their operation has returned.
     background: TaskTracker,
+    acquires: Batcher<AcquireOperation>,
+    releases: Batcher<ReleaseOperation>,
+    extends: Batcher<ExtendOperation>,
 }
 
 impl PostgresBackend {
@@ -125,6 +128,9 @@ impl PostgresBackend {
             fences: config.fences,
             looked_for_holder: Mutex::new(Instant::now()),
             background,
+            acquires: Batcher::new(batches::LIMIT, batches::DEPTH),
+            releases: Batcher::new(batches::LIMIT, batches::DEPTH),
+            extends: Batcher::new(batches::LIMIT, batches::DEPTH),
         };
         let backend = Self { shared: Arc::new(shared) };
         let findings = backend.read_findings().await.map_err(|error| named(error, "connect"))?;
@@ -337,113 +343,29 @@ impl LockBackend for PostgresBackend {
 
 impl PostgresBackend {
     async fn try_acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let lock_key = self.shared.names.lock_key(request.key())?;
-        let fence_key = self.shared.names.fence_key(&lock_key)?;
-        let lock_id = request.lock_id();
-        let holder = request.holder().map(|holder| holder.tagged(&lock_id));
-        let values = [
-            Value::Text(&lock_key),
-            Value::Int8(integer(TIME_TOLERANCE_MS)),
-            Value::Text(lock_id.expose()),
-            Value::Int8(integer(request.ttl().as_millis())),
-            Value::Int8(integer(Fence::MAX.get())),
-            Value::Text(&fence_key),
-            Value::Text(request.key().as_str()),
-            Value::Int8(integer(self.shared.fences.per_millisecond())),
-            Value::MaybeText(holder.as_deref()),
-        ];
-        let statements = &self.shared.statements;
-        let lock: Step<'_> = (&statements.lock_key, &values[..1]);
-        let acquire: Step<'_> = if self.shared.pool.stores_holders() {
-            (&statements.acquire_with_holder, &values)
-        } else {
-            self.look_again_for_holder_column();
-            (&statements.acquire, &values[..8])
-        };
-        let taken = self.run(Urgency::Ordinary, acquire).await?;
+        let operation = self.acquire_operation(request)?;
+        let backend = self.clone();
+        let send = move |operations| Box::pin(backend.acquire_batch(operations));
+        let (operation, row) = self.shared.acquires.run(operation, send).await?;
         let fences = self.shared.fences;
-        if let Some(outcome) = outcome(&taken, request, fences)? {
+        if let Some(outcome) = outcome(&row, request, fences)? {
             return Ok(outcome);
         }
         // It looked free, but another transaction has the key's advisory lock, or just had it.
-        let steps = [Some(lock), Some(acquire)];
-        let [_, taken] = transaction::run(&self.shared.pool, Urgency::Ordinary, steps).await?;
-        let outcome = outcome(&taken, request, fences)?;
+        let row = Box::pin(self.acquire_one(&operation, true)).await?;
+        let outcome = outcome(&row, request, fences)?;
         Ok(outcome.unwrap_or(AcquireOutcome::Contended { expires_in: None }))
     }
 
     async fn try_release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
-        let (lock_id, channel) = (request.lock_id(), self.shared.listener.channel());
-        let values = [
-            Value::Text(lock_id.expose()),
-            Value::Int8(integer(TIME_TOLERANCE_MS)),
-            Value::Int4(channel.key_space),
-            Value::Int4(channel.any_key),
-        ];
-        let release: Step<'_> = (&self.shared.statements.release, &values);
-        let rows = self.run(Urgency::Urgent, release).await?;
-        let Some(row) = rows.first() else {
-            return Ok(ReleaseOutcome::NotHeld(NotHeldReason::NotFound));
-        };
-        if let Some(stored) = column::<Option<&str>>(row, 2)? {
-            fence(stored)?;
-            let not_held_reason =
-                if column(row, 3)? { NotHeldReason::NotFound } else { NotHeldReason::Expired };
-            return Ok(ReleaseOutcome::NotHeld(not_held_reason));
-        }
-        // An invalid key has no waiters.
-        if let Ok(key) = Key::new(column::<&str>(row, 0)?) {
-            if let Some(note) = request.break_note() {
-                self.notify(Channel::break_payload(&key, lock_id.hash_id(), note));
-            }
-            if column(row, 1)? || self.is_marked_by_the_same_session(&key) {
-                self.notify(Channel::payload(&key, request.holder_age()));
-            }
-        }
-        Ok(ReleaseOutcome::Released)
-    }
-
-    /// Whether waiters of this backend marked the key on the connection that the release may have
-    /// used: a session does not see its own marker.
-    fn is_marked_by_the_same_session(&self, key: &Key) -> bool {
-        self.shared.pool.shares_listening() && self.shared.listener.is_awaited(key)
-    }
-
-    /// Notifies waiters of a release, or the holder of a break. The notification is sent when this
-    /// returns, so the process may exit right after; its answer, which is empty, is awaited in the
-    /// background. Only if no connection is free at once, the notification is sent in the
-    /// background too, and is lost if the process exits before [`quiesce`](LockBackend::quiesce).
-    fn notify(&self, payload: String) {
         let backend = self.clone();
-        let mut notifying = Box::pin(async move {
-            let channel = &backend.shared.listener.channel().name;
-            let values = [Value::Text(channel), Value::Text(&payload)];
-            let step: Step<'_> = (&backend.shared.statements.notify, &values);
-            // A lost notification only costs time.
-            drop(backend.run(Urgency::Urgent, step).await);
-        });
-        // The connection of the release is free again, and this poll drives it.
-        let mut context = Context::from_waker(TaskWaker::noop());
-        if notifying.as_mut().poll(&mut context).is_pending() {
-            self.shared.background.spawn(notifying);
-        }
+        let send = move |operations| Box::pin(backend.release_batch(operations));
+        self.shared.releases.run(Self::release_operation(request), send).await
     }
 
     async fn try_extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
-        let lock_id = request.lock_id();
-        let values = [
-            Value::Text(lock_id.expose()),
-            Value::Int8(integer(TIME_TOLERANCE_MS)),
-            Value::Int8(integer(request.ttl().as_millis())),
-        ];
-        let lock: Step<'_> = (&self.shared.statements.lock_key_by_id, &values[..1]);
-        let extend: Step<'_> = (&self.shared.statements.extend, &values);
-        let steps = [Some(lock), Some(extend)];
-        let [_, rows] = transaction::run(&self.shared.pool, Urgency::Urgent, steps).await?;
-        let row = rows.first().ok_or_else(error::unexpected_response)?;
-        if let Some(expires_at) = column::<Option<i64>>(row, 0)? {
-            return Ok(ExtendOutcome::Extended(Extension::new(millis(expires_at)?)));
-        }
-        not_held_reason(row).map(ExtendOutcome::NotHeld)
+        let backend = self.clone();
+        let send = move |operations| Box::pin(backend.extend_batch(operations));
+        self.shared.extends.run(Self::extend_operation(request), send).await
     }
 }

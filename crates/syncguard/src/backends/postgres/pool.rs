@@ -340,8 +340,9 @@ impl Pool {
                 return Ok(Vec::new());
             }
             client.batch_execute(transaction::KEEP_GRANTS).await?;
-            let skip_last = usize::from(!self.stores_holders());
-            let all = self.statements.all().into_iter().rev().skip(skip_last).rev();
+            let skipped = if self.stores_holders() { 0 } else { Statements::WITH_HOLDER };
+            let all = self.statements.all();
+            let all = all[..all.len() - skipped].iter();
             match try_join_all(all.map(|sql| client.prepare_typed(&sql.text, sql.types))).await {
                 // The tables or a permission may be missing; operations that need them fail.
                 Err(cause) if cause.code().is_some() => Ok(Vec::new()),

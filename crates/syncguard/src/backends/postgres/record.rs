@@ -68,11 +68,10 @@ pub(super) fn not_held_reason(row: &Row) -> Result<NotHeldReason> {
 /// Returns the outcome of `acquire`; `None` if the lock looked free but another transaction had the
 /// key's advisory lock, or just had it.
 pub(super) fn outcome(
-    rows: &[Row],
+    row: &Row,
     request: &AcquireRequest,
     fences: FenceSource,
 ) -> Result<Option<AcquireOutcome>> {
-    let row = rows.first().ok_or_else(error::unexpected_response)?;
     if let Some(taken) = column::<Option<&str>>(row, 0)? {
         let granted = fence(taken)?;
         granted.warn_near_the_end(request.key());
@@ -195,7 +194,7 @@ mod tests {
             [
                 shape(stored(&rows[0]).err().as_ref()),
                 shape(not_held_reason(&rows[0]).err().as_ref()),
-                shape(outcome(&rows, &request, FenceSource::Clock).err().as_ref()),
+                shape(outcome(&rows[0], &request, FenceSource::Clock).err().as_ref()),
             ]
             .concat()
         });

@@ -21,9 +21,11 @@ pub(super) type Parameter<'a> = &'a (dyn ToSql + Sync);
 pub(super) enum Value<'a> {
     Text(&'a str),
     MaybeText(Option<&'a str>),
-    Texts(&'a [String]),
+    Texts(&'a [&'a str]),
+    MaybeTexts(&'a [Option<&'a str>]),
     Int4(i32),
     Int8(i64),
+    Int8s(&'a [i64]),
 }
 
 impl fmt::Debug for Value<'_> {
@@ -40,8 +42,10 @@ impl ToSql for Value<'_> {
             Self::Text(text) => text.to_sql(kind, out),
             Self::MaybeText(text) => text.to_sql(kind, out),
             Self::Texts(texts) => texts.to_sql(kind, out),
+            Self::MaybeTexts(texts) => texts.to_sql(kind, out),
             Self::Int4(number) => number.to_sql(kind, out),
             Self::Int8(number) => number.to_sql(kind, out),
+            Self::Int8s(numbers) => numbers.to_sql(kind, out),
         }
     }
 
@@ -55,8 +59,10 @@ impl ToSql for Value<'_> {
             Self::Text(text) => text.to_sql_checked(kind, out),
             Self::MaybeText(text) => text.to_sql_checked(kind, out),
             Self::Texts(texts) => texts.to_sql_checked(kind, out),
+            Self::MaybeTexts(texts) => texts.to_sql_checked(kind, out),
             Self::Int4(number) => number.to_sql_checked(kind, out),
             Self::Int8(number) => number.to_sql_checked(kind, out),
+            Self::Int8s(numbers) => numbers.to_sql_checked(kind, out),
         }
     }
 }
@@ -80,9 +86,15 @@ pub(super) struct Statements {
     pub(super) acquire_any: Sql,
     /// The same for a table with the column `holder`.
     pub(super) acquire_any_with_holder: Sql,
+    pub(super) acquire_many: Sql,
+    /// The same for a table with the column `holder`.
+    pub(super) acquire_many_with_holder: Sql,
     pub(super) release: Sql,
+    pub(super) release_many: Sql,
     pub(super) lock_key_by_id: Sql,
+    pub(super) lock_keys_by_id: Sql,
     pub(super) extend: Sql,
+    pub(super) extend_many: Sql,
     pub(super) by_key: Sql,
     pub(super) by_id: Sql,
     pub(super) clean_up: Sql,
@@ -157,6 +169,20 @@ const ACQUIRE_ANY: [Type; 9] = [
     Type::TEXT,
 ];
 
+/// The parameters of `acquire_many`. The last one needs the column `holder`.
+const ACQUIRE_MANY: [Type; 10] = [
+    Type::TEXT_ARRAY,
+    Type::INT8,
+    Type::TEXT_ARRAY,
+    Type::INT8_ARRAY,
+    Type::INT8,
+    Type::TEXT_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::TEXT,
+    Type::INT8,
+    Type::TEXT_ARRAY,
+];
+
 impl Statements {
     pub(super) fn new(names: &Names) -> Self {
         let names = &[names.locks.quoted(), names.fences.quoted()];
@@ -164,25 +190,40 @@ impl Statements {
         let acquire_any = sql!("sql/acquire_any.sql", names, ACQUIRE_ANY);
         let holder = [", holder", ", $9", ", holder = excluded.holder"];
         let has_holder = fill(HAS_HOLDER, names);
+        let many = sql!("sql/acquire_many.sql", names, ACQUIRE_MANY);
+        let holders = [", holder", ", $10::text[]", ", holder = excluded.holder"];
         Self {
             lock_key: sql!("sql/lock_key.sql", names, [Type::TEXT]),
             acquire: with_holder(&acquire, [""; 3], &ACQUIRE[..8]),
             acquire_with_holder: with_holder(&acquire, holder, &ACQUIRE),
             acquire_any: with_holder(&acquire_any, [""; 3], &ACQUIRE_ANY[..8]),
             acquire_any_with_holder: with_holder(&acquire_any, holder, &ACQUIRE_ANY),
+            acquire_many: with_holder(&many, [""; 3], &ACQUIRE_MANY[..9]),
+            acquire_many_with_holder: with_holder(&many, holders, &ACQUIRE_MANY),
             has_holder: Sql { text: has_holder, types: &[] },
             release: sql!(
                 "sql/release.sql",
                 names,
                 [Type::TEXT, Type::INT8, Type::INT4, Type::INT4]
             ),
+            release_many: sql!(
+                "sql/release_many.sql",
+                names,
+                [Type::TEXT_ARRAY, Type::INT8, Type::INT4, Type::INT4, Type::TEXT]
+            ),
             lock_key_by_id: sql!("sql/lock_key_by_id.sql", names, [Type::TEXT]),
+            lock_keys_by_id: sql!("sql/lock_keys_by_id.sql", names, [Type::TEXT_ARRAY, Type::TEXT]),
             extend: sql!("sql/extend.sql", names, [Type::TEXT, Type::INT8, Type::INT8]),
+            extend_many: sql!(
+                "sql/extend_many.sql",
+                names,
+                [Type::TEXT_ARRAY, Type::INT8, Type::INT8_ARRAY]
+            ),
             by_key: sql!("sql/by_key.sql", names, [Type::TEXT]),
             by_id: sql!("sql/by_id.sql", names, [Type::TEXT]),
             clean_up: sql!("sql/clean_up.sql", names, [Type::TEXT, Type::INT8]),
             list: sql!("sql/list.sql", names, [Type::TEXT]),
-            notify: sql!("sql/notify.sql", names, [Type::TEXT, Type::TEXT]),
+            notify: sql!("sql/notify.sql", names, [Type::TEXT, Type::TEXT_ARRAY]),
             waiters: sql!("sql/waiters.sql", names, [Type::TEXT, Type::INT4, Type::INT4]),
             check_fence: sql!("sql/check_fence.sql", names, [Type::TEXT, Type::INT8, Type::TEXT]),
             collect_fences: sql!(
@@ -193,23 +234,31 @@ impl Statements {
         }
     }
 
-    /// Returns all statements, in the order in which a connection keeps them. The last one needs
+    /// Returns all statements, in the order in which a connection keeps them. The last ones need
     /// the column `holder`.
-    pub(super) fn all(&self) -> [&Sql; 11] {
+    pub(super) fn all(&self) -> [&Sql; 16] {
         [
             &self.lock_key,
             &self.acquire,
+            &self.acquire_many,
             &self.release,
+            &self.release_many,
             &self.lock_key_by_id,
+            &self.lock_keys_by_id,
             &self.extend,
+            &self.extend_many,
             &self.by_key,
             &self.by_id,
             &self.clean_up,
             &self.list,
             &self.notify,
             &self.acquire_with_holder,
+            &self.acquire_many_with_holder,
         ]
     }
+
+    /// How many of [`all`](Self::all) need the column `holder`.
+    pub(super) const WITH_HOLDER: usize = 2;
 }
 
 #[cfg(test)]
@@ -218,13 +267,14 @@ mod tests {
 
     #[test]
     fn debug_hides_parameters() {
-        let texts = ["canary".to_owned()];
         let values = [
             Value::Text("canary"),
             Value::MaybeText(Some("canary")),
-            Value::Texts(&texts),
+            Value::Texts(&["canary"]),
+            Value::MaybeTexts(&[Some("canary")]),
             Value::Int4(4711),
             Value::Int8(4711),
+            Value::Int8s(&[4711]),
         ];
         let parameters: Vec<Parameter<'_>> = values.iter().map(|value| value as _).collect();
         let shown = format!("{values:?} {values:#?} {parameters:?}");
@@ -238,5 +288,6 @@ mod tests {
         assert!(Value::Text("x").to_sql_checked(&Type::INT8, &mut out).is_err());
         assert!(Value::Int4(1).to_sql_checked(&Type::INT8, &mut out).is_err());
         assert!(Value::Texts(&[]).to_sql_checked(&Type::TEXT_ARRAY, &mut out).is_ok());
+        assert!(Value::Int8s(&[]).to_sql_checked(&Type::TEXT_ARRAY, &mut out).is_err());
     }
 }

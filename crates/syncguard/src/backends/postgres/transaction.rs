@@ -9,10 +9,31 @@ use super::error;
 use super::error::Remedy;
 use super::pool::{ConnectionGuard, Pool, Urgency};
 use super::statements::{Sql, Value};
-use crate::common::error::Result;
+use crate::common::error::{Error, Result};
 
 /// A statement and its parameters.
 pub(super) type Step<'a> = (&'a Sql, &'a [Value<'a>]);
+
+/// Why a transaction failed.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) error: Error,
+    /// Whether the server has refused a statement, for a reason that lies in what was asked, and has
+    /// rolled it back.
+    pub(super) is_refused: bool,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { error, is_refused: false }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        failure.error
+    }
+}
 
 /// Raises `synchronous_commit` where a crash could lose a grant; never lowers it.
 macro_rules! keep_grants {
@@ -77,7 +98,7 @@ pub(super) async fn run(
     pool: &Pool,
     urgency: Urgency,
     steps: [Option<Step<'_>>; 2],
-) -> Result<[Vec<Row>; 2]> {
+) -> Result<[Vec<Row>; 2], Failure> {
     let mut has_tried = false;
     loop {
         let mut connection = pool.get(urgency).await?;
@@ -91,9 +112,9 @@ pub(super) async fn run(
             // The server would have given up and reported it, so the path to it is dead.
             Err(_elapsed) => {
                 pool.replace_all(connection);
-                return Err(error::timeout());
+                return Err(error::timeout().into());
             }
-            Ok(None) => return Err(error::lost()),
+            Ok(None) => return Err(error::lost().into()),
             Ok(Some(Ok(rows))) => {
                 connection.give_back();
                 return Ok(rows);
@@ -119,7 +140,8 @@ pub(super) async fn run(
                     // The connection is closed when it is dropped.
                     Remedy::Replace | Remedy::PrepareNothing => {}
                 }
-                return Err(error::map(&cause));
+                let is_refused = error::remedy(&cause) == Remedy::None && !error::is_late(&cause);
+                return Err(Failure { error: error::map(&cause), is_refused });
             }
         }
     }

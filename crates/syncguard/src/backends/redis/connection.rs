@@ -99,6 +99,33 @@ impl Connection {
         }
     }
 
+    /// Runs a script for many locks. Returns `None` if the server did not run it, for example because
+    /// it is not in charge.
+    pub(super) async fn run_many(
+        &self,
+        operation: &'static str,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[Argument<'_>],
+    ) -> Result<Option<Value>> {
+        let (mut sink, generation) = match self {
+            Self::Owned(connection) => {
+                let link = connection.link().await;
+                let (generation, link) = link.map_err(|cause| error::refused(&cause, operation))?;
+                (CommandSink::Owned(link), generation)
+            }
+            Self::External { connection, .. } => (CommandSink::External(connection.clone()), 0),
+        };
+        match script.run(&mut sink, keys, arguments).await {
+            Ok(answer) => Ok(Some(answer)),
+            Err(cause) if cause.code().is_some() => Ok(None),
+            Err(cause) => {
+                self.distrust(generation);
+                Err(error::map(&cause, operation))
+            }
+        }
+    }
+
     /// Returns the number of the connection in use.
     pub(super) fn generation(&self) -> u64 {
         match self {

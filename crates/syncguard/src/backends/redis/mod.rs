@@ -13,6 +13,7 @@
 
 mod acquire_any;
 mod admin;
+mod batches;
 mod cluster;
 mod config;
 mod connection;
@@ -56,6 +57,7 @@ use crate::contract::request::{
 };
 use crate::contract::stored_lock::StoredLock;
 use admin::ServerSettings;
+use batches::{Batches, Operation};
 use config::ConnectionSource;
 use config::Fences;
 pub use config::RedisConfig;
@@ -100,6 +102,7 @@ struct RedisInner {
     is_cluster: bool,
     channels: Channels,
     cleanup: Arc<CleanupGate>,
+    batches: Batches,
 }
 
 impl RedisBackend {
@@ -151,6 +154,7 @@ impl RedisBackend {
                 fences: config.fences,
                 is_cluster,
                 cleanup: Arc::new(CleanupGate::new(config.network.cleanup_in_is_locked)),
+                batches: Batches::new(),
             }),
         })
     }
@@ -268,25 +272,18 @@ impl LockBackend for RedisBackend {
             counter_expiry_ms,
         ];
         let keys = [lock_key.as_str(), &index_key, &fence_key];
-        let script = &self.shared.scripts.acquire;
         let answer = match &self.shared.replicas {
-            None => {
-                match self
-                    .shared
-                    .connection
-                    .run_together(OPERATION, script, &keys, &arguments)
-                    .await
-                {
-                    Ok(Some(claim)) if scattered::is_claim(&claim) => {
-                        Box::pin(self.seal(request, [&lock_key, &fence_key])).await
-                    }
-                    Ok(Some(answer)) => Ok(answer),
-                    Ok(None) => Box::pin(self.acquire_scattered(request, keys)).await,
-                    Err(error) => Err(error),
+            None => match self.run_batched(Operation::Acquire, &keys, &arguments).await {
+                Ok(Some(claim)) if scattered::is_claim(&claim) => {
+                    Box::pin(self.seal(request, [&lock_key, &fence_key])).await
                 }
-            }
+                Ok(Some(answer)) => Ok(answer),
+                Ok(None) => Box::pin(self.acquire_scattered(request, keys)).await,
+                Err(error) => Err(error),
+            },
             Some(replicas) => {
                 let is_granted = |answer: &Value| matches!(reply::list(answer), Some((1, _)));
+                let script = &self.shared.scripts.acquire.0;
                 let run = replicas.run(OPERATION, script, &keys, &arguments, is_granted);
                 match Box::pin(run).await {
                     Ok(Confirmed { answer, confirmation: Ok(()) }) => Ok(answer),
@@ -332,9 +329,7 @@ impl LockBackend for RedisBackend {
             self.leave_break_note(&lock_id, note).await;
         }
         let keys = [index_key.as_str(), &hinted];
-        let script = &self.shared.scripts.release;
-        let connection = &self.shared.connection;
-        let answer = match connection.run_together(OPERATION, script, &keys, &arguments).await {
+        let answer = match self.run_batched(Operation::Release, &keys, &arguments).await {
             Ok(Some(answer)) => Ok(answer),
             Ok(None) => Box::pin(self.release_scattered(request, keys, mark_ms)).await,
             Err(error) => Err(error),
@@ -362,11 +357,10 @@ impl LockBackend for RedisBackend {
             Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
         ];
         let keys = [index_key.as_str(), &hinted];
-        let script = &self.shared.scripts.extend;
         let connection = &self.shared.connection;
         let generation = connection.generation();
         let answer = request.bounded(async {
-            match connection.run_together(OPERATION, script, &keys, &arguments).await? {
+            match self.run_batched(Operation::Extend, &keys, &arguments).await? {
                 Some(answer) => Ok(answer),
                 None => Box::pin(self.extend_scattered(request, keys)).await,
             }

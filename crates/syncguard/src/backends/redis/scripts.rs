@@ -35,10 +35,11 @@ impl ToRedisArgs for Argument<'_> {
 /// One script per operation.
 #[derive(Debug)]
 pub(super) struct Scripts {
-    pub(super) acquire: Script,
+    // For one lock, and for many.
+    pub(super) acquire: (Script, Script),
     pub(super) acquire_any: Script,
-    pub(super) release: Script,
-    pub(super) extend: Script,
+    pub(super) release: (Script, Script),
+    pub(super) extend: (Script, Script),
     pub(super) is_locked: Script,
     pub(super) lookup: Script,
     pub(super) cleanup: Script,
@@ -64,15 +65,34 @@ macro_rules! script {
     };
 }
 
+/// A script for one lock, and the same for many.
+macro_rules! scripts {
+    ($($shared:literal)*; $file:literal) => {
+        (script!($($shared)* $file), {
+            const MANY: &str = concat!(
+                "local is_asked = false\n",
+                include_str!("lua/common.lua"),
+                $(include_str!($shared),)*
+                "local function one(KEYS, ARGV)\n",
+                include_str!($file),
+                "\nend\n",
+                include_str!("lua/many.lua"),
+            );
+            // A node that imports a slot runs only scripts for one lock.
+            Script::new(MANY, MANY)
+        })
+    };
+}
+
 impl Scripts {
     pub(super) fn new() -> Self {
         Self {
-            acquire: script!("lua/fence.lua" "lua/acquire.lua"),
+            acquire: scripts!("lua/fence.lua"; "lua/acquire.lua"),
             acquire_any: script!(
                 "lua/fence.lua" "lua/acquire_any_begin.lua" "lua/acquire.lua" "lua/acquire_any.lua"
             ),
-            release: script!("lua/find.lua" "lua/release.lua"),
-            extend: script!("lua/find.lua" "lua/expiry.lua" "lua/extend.lua"),
+            release: scripts!("lua/find.lua"; "lua/release.lua"),
+            extend: scripts!("lua/find.lua" "lua/expiry.lua"; "lua/extend.lua"),
             is_locked: script!("lua/is_locked.lua"),
             lookup: script!("lua/lookup.lua"),
             cleanup: script!("lua/cleanup.lua"),

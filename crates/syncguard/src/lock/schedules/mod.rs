@@ -13,6 +13,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use shuttle::future::yield_now;
+use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, MaxSteps, Runner};
 use tokio::runtime::Runtime;
@@ -34,7 +36,7 @@ pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
 
 /// Moves the time of a schedule.
 #[derive(Clone)]
-struct Time(Arc<Runtime>);
+pub(crate) struct Time(Arc<Runtime>);
 
 impl Time {
     /// Lets `step` pass. Every timer that is due then wakes its task.
@@ -45,14 +47,24 @@ impl Time {
     /// Lets `step` pass `times` times, at moments that the schedule chooses.
     async fn pass_often(&self, times: u32, step: Duration) {
         for _ in 0..times {
-            shuttle::future::yield_now().await;
+            yield_now().await;
             self.pass(step);
         }
     }
 }
 
+/// Polls `work` until it completes or a few polls have passed, then drops it.
+pub(crate) async fn dropped_midway<T>(work: impl Future<Output = T>) -> Option<T> {
+    let polls = thread_rng().gen_range(0..6);
+    tokio::select! {
+        biased;
+        value = work => Some(value),
+        () = async { for _ in 0..polls { yield_now().await } } => None,
+    }
+}
+
 /// Runs a scenario under random schedules, and under schedules with few preemptions.
-fn explore<Scenario, Run>(name: &str, scenario: Scenario)
+pub(crate) fn explore<Scenario, Run>(name: &str, scenario: Scenario)
 where
     Scenario: Fn(Time) -> Run + Copy + Send + Sync + 'static,
     Run: Future<Output = ()> + 'static,

@@ -9,8 +9,8 @@ use std::time::Duration;
 use shuttle::future::{JoinHandle, spawn, yield_now};
 use shuttle::rand::{Rng, thread_rng};
 
-use super::explore;
 use super::remote::Remote;
+use super::{dropped_midway, explore};
 use crate::common::key::Key;
 use crate::common::lost_reason::LostReason;
 use crate::contract::LockBackend;
@@ -54,16 +54,6 @@ async fn is_free(remote: &Remote) {
 
 fn chance() -> bool {
     thread_rng().r#gen()
-}
-
-/// Polls `work` until it completes or a few polls have passed, then drops it.
-async fn dropped_midway<T>(work: impl Future<Output = T>) -> Option<T> {
-    let polls = thread_rng().gen_range(0..6);
-    tokio::select! {
-        biased;
-        value = work => Some(value),
-        () = async { for _ in 0..polls { yield_now().await } } => None,
-    }
 }
 
 async fn all(tasks: Vec<JoinHandle<()>>) {

@@ -5,13 +5,13 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use crate::contract::BoxFuture;
+use super::BoxFuture;
 
 /// A call to the backend, polled by its caller.
 ///
 /// If the call has begun but does not complete here, `detach` receives what is left of it: the call
 /// itself if it was dropped before it completed, `None` if it panicked.
-pub(super) struct DetachOnDrop<T, Detach: FnOnce(Option<BoxFuture<'static, T>>)> {
+pub(crate) struct DetachOnDrop<T, Detach: FnOnce(Option<BoxFuture<'static, T>>)> {
     call: Option<BoxFuture<'static, T>>,
     /// `None` once the call has completed or was detached.
     detach: Option<Detach>,
@@ -19,7 +19,7 @@ pub(super) struct DetachOnDrop<T, Detach: FnOnce(Option<BoxFuture<'static, T>>)>
 }
 
 impl<T, Detach: FnOnce(Option<BoxFuture<'static, T>>)> DetachOnDrop<T, Detach> {
-    pub(super) fn new(call: impl Future<Output = T> + Send + 'static, detach: Detach) -> Self {
+    pub(crate) fn new(call: impl Future<Output = T> + Send + 'static, detach: Detach) -> Self {
         Self { call: Some(Box::pin(call)), detach: Some(detach), has_begun: false }
     }
 }
@@ -52,6 +52,6 @@ impl<T, Detach: FnOnce(Option<BoxFuture<'static, T>>)> Drop for DetachOnDrop<T, 
 }
 
 /// Polls a future once.
-pub(super) async fn poll_once<T>(mut future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+pub(crate) async fn poll_once<T>(mut future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
     poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
 }

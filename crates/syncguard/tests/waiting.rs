@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use support::{Call, Fault, Faulty, key, locker, ms, ttl_ms};
-use syncguard::backend::{AcquireOutcome, AcquireRequest};
+use syncguard::backend::{AcquireOutcome, AcquireRequest, ExtendRequest, ReleaseRequest};
 use syncguard::testing::LocalClock;
 use syncguard::{
-    Backoff, CancellationToken, ErrorCode, HolderInfo, Jitter, LockBackend, LockOptions, Locker,
-    ReleaseOutcome, RetryPolicy,
+    Backoff, CancellationToken, ErrorCode, ExtendOutcome, HolderInfo, Jitter, LockBackend,
+    LockOptions, Locker, ReleaseOutcome, RetryPolicy,
 };
 use tokio::time::Instant;
 
@@ -482,6 +482,65 @@ async fn with_notifications_a_held_lock_is_polled_once_a_second() {
     let backend = Faulty::new();
     let holder = locker(&backend, LockOptions::default().ttl(ttl_ms(3_600_000)));
     let _guard = holder.lock("k").await.expect("free");
+    let waiter = locker(&backend, LockOptions::default().timeout(ms(60_000)));
+    let before = backend.count(Call::Acquire);
+    drop(waiter.lock("k").await.expect_err("held"));
+    let asked = backend.count(Call::Acquire) - before;
+    assert!((60..=70).contains(&asked), "{asked} attempts in a minute");
+}
+
+/// Holds a lock for 20 of every 23 ms, without a notification.
+async fn pass_around(backend: &Faulty) -> usize {
+    for round in 1.. {
+        let request = AcquireRequest::new(key("k"), ttl_ms(30_000)).expect("random");
+        let outcome = backend.inner.acquire(&request).await.expect("works");
+        tokio::time::sleep(ms(20)).await;
+        if matches!(outcome, AcquireOutcome::Acquired(_)) {
+            let release = ReleaseRequest::new(request.lock_id());
+            backend.inner.release(&release).await.expect("works");
+        }
+        tokio::time::sleep(ms(3)).await;
+        if round == 400 {
+            return round;
+        }
+    }
+    unreachable!("it ends after some rounds")
+}
+
+#[tokio::test(start_paused = true)]
+async fn beside_clients_that_do_not_notify_a_waiter_gets_its_share() {
+    let backend = Faulty::silent();
+    let waiter = locker(&backend, LockOptions::default().wait_forever());
+    let waiting = tokio::spawn(async move {
+        let mut grants = 0;
+        loop {
+            let guard = waiter.lock("k").await.expect("it waits forever");
+            grants += 1;
+            tokio::time::sleep(ms(1)).await;
+            guard.release().await.expect("works");
+            tokio::time::sleep(ms(10)).await;
+            if grants == 100 {
+                return grants;
+            }
+        }
+    });
+    pass_around(&backend).await;
+    assert!(waiting.is_finished(), "fewer than 100 grants in 400 rounds of another client");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_renews_in_silence_is_polled_once_a_second() {
+    let backend = Faulty::silent();
+    let request = AcquireRequest::new(key("k"), ttl_ms(30_000)).expect("random");
+    assert!(matches!(backend.inner.acquire(&request).await, Ok(AcquireOutcome::Acquired(_))));
+    let (holder, lock_id) = (backend.clone(), request.lock_id());
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(ms(700)).await;
+            let extend = ExtendRequest::new(lock_id, ttl_ms(30_000));
+            assert!(matches!(holder.inner.extend(&extend).await, Ok(ExtendOutcome::Extended(_))));
+        }
+    });
     let waiter = locker(&backend, LockOptions::default().timeout(ms(60_000)));
     let before = backend.count(Call::Acquire);
     drop(waiter.lock("k").await.expect_err("held"));

@@ -29,6 +29,15 @@ struct Latest {
     is_working: bool,
     /// The holder's age in the latest notification.
     holder_age: Option<Duration>,
+    /// How many notifications of releases there were.
+    count: u64,
+}
+
+impl Latest {
+    fn add(&mut self, holder_age: Option<Duration>) {
+        self.holder_age = holder_age;
+        self.count += 1;
+    }
 }
 
 impl Subscription {
@@ -48,6 +57,11 @@ impl Subscription {
         }
         // The notifier keeps the sender as long as this subscription exists.
         pending().await
+    }
+
+    /// Returns how many notifications of releases there were, seen or not. Only differences matter.
+    pub(crate) fn count(&self) -> u64 {
+        self.receiver.as_ref().map_or(0, |receiver| receiver.borrow().count)
     }
 
     /// Marks all notifications so far as seen.
@@ -163,7 +177,7 @@ impl Notifier {
     pub fn subscribe(&self, key: &Key) -> Subscription {
         let mut topics = self.topics.lock();
         let is_working = !self.topics.are_broken.load(Ordering::SeqCst);
-        let latest = Latest { is_working, holder_age: None };
+        let latest = Latest { is_working, holder_age: None, count: 0 };
         let sender = topics.entry(key.clone()).or_insert_with(|| watch::Sender::new(latest));
         let receiver = sender.subscribe();
         self.topics.count.store(topics.len(), Ordering::SeqCst);
@@ -180,7 +194,7 @@ impl Notifier {
         if self.topics.count.load(Ordering::SeqCst) > 0
             && let Some(sender) = self.topics.lock().get(key)
         {
-            sender.send_modify(|latest| latest.holder_age = holder_age);
+            sender.send_modify(|latest| latest.add(holder_age));
         }
     }
 
@@ -190,7 +204,7 @@ impl Notifier {
     pub(crate) fn notify_matching(&self, holder_age_of: impl Fn(&Key) -> Option<Option<Duration>>) {
         for (key, sender) in self.topics.lock().iter() {
             if let Some(holder_age) = holder_age_of(key) {
-                sender.send_modify(|latest| latest.holder_age = holder_age);
+                sender.send_modify(|latest| latest.add(holder_age));
             }
         }
     }
@@ -205,7 +219,7 @@ impl Notifier {
         for sender in topics.values() {
             sender.send_if_modified(|latest| {
                 let has_begun = is_working && !latest.is_working;
-                *latest = Latest { is_working, holder_age: None };
+                *latest = Latest { is_working, holder_age: None, ..*latest };
                 has_begun
             });
         }

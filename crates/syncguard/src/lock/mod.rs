@@ -11,6 +11,8 @@ mod lease_state;
 pub(crate) mod options;
 pub(crate) mod release_errors;
 pub(crate) mod retry;
+mod trust;
+
 mod wait_queue;
 
 mod context;

@@ -18,10 +18,11 @@ use super::context::Context;
 
 use super::guard::LockGuard;
 use super::retry::{Next, Schedule};
+use super::trust::Sighting;
 use super::wait_queue::{QueueHead, WaitQueue, pause_in_order};
 use crate::common::backoff::random_fraction;
 use crate::common::error::{Error, ErrorCode, Result};
-use crate::common::fence::Fence;
+use crate::common::fence::{Fence, Fencing};
 use crate::common::holder::HolderInfo;
 use crate::common::join::join_all;
 use crate::common::key::Key;
@@ -348,6 +349,9 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             Ok(Attempted::Acquired(guard)) => {
                 if self.call.any_of.is_none() {
                     head.fairness.granted(guard.try_fence());
+                    let now = self.call.context.engine.ticker.now();
+                    head.trust.acquired(now, head.notifications());
+                    queue.note_trust(&head.trust);
                 }
                 head.mark_seen();
                 Ok(Attempted::Acquired(guard))
@@ -355,6 +359,10 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             Ok(taken) => {
                 if queue.held_until().is_none() && self.call.any_of.is_none() {
                     head.fairness.met_others();
+                    if let Attempted::Contended { expires_in: Some(expires_in) } = &taken {
+                        self.note_other_holder(head, *expires_in).await;
+                        queue.note_trust(&head.trust);
+                    }
                 }
                 Ok(taken)
             }
@@ -362,6 +370,22 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 Ok(Attempted::Contended { expires_in: None })
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Records that another process holds the lock. If its holder may have changed without a
+    /// notification, looks who it is.
+    async fn note_other_holder(&self, head: &mut QueueHead, expires_in: Duration) {
+        let now = self.call.context.engine.ticker.now();
+        let sighting = head.trust.contended(now, expires_in, head.notifications());
+        if sighting == Sighting::Unclear && !head.subscriptions.is_empty() {
+            let backend = &self.call.context.engine.backend;
+            let lookup = Box::pin(backend.lookup_key(self.call.key));
+            if let Ok(Some(lock)) = lookup.await
+                && let Some(fence) = B::Fencing::fence(lock.token)
+            {
+                head.trust.saw(now, fence);
+            }
         }
     }
 
@@ -416,7 +440,16 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         const LEAST: Duration = Duration::from_millis(5);
         let ticker = &self.call.context.engine.ticker;
         let free_at = expires_in.map(|expires_in| ticker.now() + expires_in.max(LEAST));
-        let cap = head.is_notified().then_some(self.call.context.engine.poll_interval);
+        let poll_interval = self.call.context.engine.poll_interval;
+        let cap = if head.is_notified() && head.trust.is_reliable() {
+            Some(poll_interval)
+        } else if head.subscriptions.is_empty() {
+            None
+        } else {
+            // Without notifications, the lock changes hands unnoticed.
+            let interval = head.trust.interval(ticker.now(), random_fraction());
+            expires_in.map(|_is_answered| interval.min(poll_interval))
+        };
         let ask_at = self.next_retry(schedule, cap)?;
         if self.subscribe(head).await {
             return Ok(None);

@@ -1,13 +1,15 @@
 //! The waiters of this process, in one queue per key. Only the first of a queue asks the store.
 
+use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use super::clock::LocalInstant;
+use super::trust::Trust;
 use crate::common::fence::Fence;
 use crate::common::join::first_of;
 use crate::common::key::Key;
@@ -18,6 +20,10 @@ use crate::contract::notifier::Subscription;
 /// All queues of a locker. A queue exists while a task waits in it or a guard holds its lock.
 pub(super) struct WaitQueues {
     by_key: Sharded<Key, Entry>,
+    /// The last keys whose queue ended while notifications were not reliable.
+    doubted: Mutex<VecDeque<Key>>,
+    /// How many there are, so that most queues begin without the mutex.
+    doubts: AtomicUsize,
 }
 
 struct Entry {
@@ -34,6 +40,8 @@ pub(super) struct WaitQueue {
     pub(super) released: Notify,
     /// The lock, if this process holds it.
     local: Mutex<Option<LocalHold>>,
+    /// Whether notifications are not reliable.
+    is_doubted: AtomicBool,
 }
 
 /// A lock that this process holds itself.
@@ -59,6 +67,18 @@ impl WaitQueue {
         *self.local() = None;
     }
 
+    /// Records whether the head relies on notifications.
+    pub(super) fn note_trust(&self, trust: &Trust) {
+        self.is_doubted.store(!trust.is_reliable(), Ordering::Relaxed);
+    }
+
+    /// Creates a queue for a key whose last one did not rely on notifications.
+    fn doubted() -> Self {
+        let head = QueueHead { trust: Trust::doubtful(), ..QueueHead::default() };
+        let head = tokio::sync::Mutex::new(head);
+        Self { head, is_doubted: AtomicBool::new(true), ..Self::default() }
+    }
+
     fn set_held(&self, until: LocalInstant, holder: Weak<dyn LocalHolder>) {
         *self.local() = Some(LocalHold { until, holder });
     }
@@ -76,9 +96,15 @@ pub(super) struct QueueHead {
     /// Without a subscription: when to try to subscribe again.
     pub(super) subscribe_after: Option<LocalInstant>,
     pub(super) fairness: Fairness,
+    pub(super) trust: Trust,
 }
 
 impl QueueHead {
+    /// Returns how many notifications of releases have come.
+    pub(super) fn notifications(&self) -> u64 {
+        self.subscriptions.iter().map(Subscription::count).sum()
+    }
+
     /// Returns whether notifications arrive at the moment.
     pub(super) fn is_notified(&self) -> bool {
         !self.subscriptions.is_empty() && self.subscriptions.iter().all(Subscription::is_working)
@@ -190,7 +216,11 @@ pub(super) fn pause_in_order(waited: Duration, holder_age: Duration) -> Duration
 
 impl WaitQueues {
     pub(super) fn new() -> Self {
-        Self { by_key: Sharded::new() }
+        Self {
+            by_key: Sharded::new(),
+            doubted: Mutex::new(VecDeque::new()),
+            doubts: AtomicUsize::new(0),
+        }
     }
 
     /// Enters the queue of a key. Dropping the ticket leaves it.
@@ -247,7 +277,9 @@ impl WaitQueues {
             note(&entry.queue);
             return (Arc::clone(&entry.queue), entry.tickets - 1);
         }
-        let queue = Arc::<WaitQueue>::default();
+        let is_doubted = self.doubts.load(Ordering::Relaxed) > 0 && self.forget_doubt(key);
+        let queue = if is_doubted { WaitQueue::doubted() } else { WaitQueue::default() };
+        let queue = Arc::new(queue);
         note(&queue);
         shard.insert(key.clone(), Entry { queue: Arc::clone(&queue), tickets: 1 });
         (queue, 0)
@@ -259,9 +291,32 @@ impl WaitQueues {
             note(&entry.queue);
             entry.tickets -= 1;
             if entry.tickets == 0 {
+                if entry.queue.is_doubted.load(Ordering::Relaxed) {
+                    self.remember_doubt(key);
+                }
                 shard.remove(key);
             }
         }
+    }
+
+    fn remember_doubt(&self, key: &Key) {
+        /// A key that is forgotten has to lose its trust again.
+        const MOST: usize = 64;
+        let mut doubted = self.doubted.lock().unwrap_or_else(PoisonError::into_inner);
+        if doubted.len() == MOST {
+            doubted.pop_front();
+        }
+        doubted.push_back(key.clone());
+        self.doubts.store(doubted.len(), Ordering::Relaxed);
+    }
+
+    /// Returns whether the last queue of a key did not rely on notifications.
+    fn forget_doubt(&self, key: &Key) -> bool {
+        let mut doubted = self.doubted.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = doubted.iter().position(|one| one == key);
+        let was_doubted = place.and_then(|place| doubted.remove(place)).is_some();
+        self.doubts.store(doubted.len(), Ordering::Relaxed);
+        was_doubted
     }
 
     /// Returns how many keys are waited for or held.
@@ -323,6 +378,24 @@ mod tests {
         assert_eq!(wait_queues.len(), 1);
         drop(second);
         assert_eq!(wait_queues.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_key_keeps_its_doubt_from_queue_to_queue() {
+        let wait_queues = WaitQueues::new();
+        let keys: Vec<Key> =
+            (0..100).map(|number| Key::new(format!("k{number}")).expect("valid")).collect();
+        let is_doubted = |key| {
+            let ticket = wait_queues.enter(key);
+            let head = ticket.queue.head.try_lock().expect("free");
+            !head.trust.is_reliable()
+        };
+        for key in &keys {
+            assert!(!is_doubted(key));
+            wait_queues.enter(key).queue.note_trust(&Trust::doubtful());
+        }
+        assert!(is_doubted(&keys[99]) && is_doubted(&keys[99]));
+        assert!(!is_doubted(&keys[0]), "only the last keys are remembered");
     }
 
     #[tokio::test]

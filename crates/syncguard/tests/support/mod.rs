@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use syncguard::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Clock, ExtendRequest, Fenced, ReleaseRequest,
-    StoredLock, Subscription, TimeAuthority,
+    AcquireOutcome, AcquireRequest, Capabilities, Clock, ExtendRequest, Fenced, Notifier,
+    ReleaseRequest, StoredLock, Subscription, TimeAuthority,
 };
 use syncguard::memory::MemoryConfig;
 use syncguard::testing::LocalClock;
@@ -65,6 +65,8 @@ pub(crate) struct Faulty {
     pub(crate) inner: MemoryBackend,
     state: Arc<Mutex<State>>,
     has_wake_ups: bool,
+    /// Never notifies.
+    silence: Option<Notifier>,
 }
 
 #[derive(Debug, Default)]
@@ -83,7 +85,14 @@ impl Faulty {
             inner: MemoryBackend::with_config(MemoryConfig::default().clock(clock)),
             state: Arc::default(),
             has_wake_ups: true,
+            silence: None,
         }
+    }
+
+    /// Creates a backend that promises notifications and sends none, as beside clients that send
+    /// none.
+    pub(crate) fn silent() -> Self {
+        Self { silence: Some(Notifier::new()), ..Self::new() }
     }
 
     /// Creates a backend without notifications, so that waiters have to poll.
@@ -189,6 +198,9 @@ impl LockBackend for Faulty {
     }
 
     async fn subscribe(&self, key: &Key) -> Option<Subscription> {
+        if let Some(silence) = &self.silence {
+            return Some(silence.subscribe(key));
+        }
         if self.has_wake_ups { self.inner.subscribe(key).await } else { None }
     }
 }

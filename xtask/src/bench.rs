@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::shell::{Outcome, cargo, root, step};
-use crate::tools;
+use crate::{report, tools};
 
 /// The benchmarks, by file name: the backends, the command (`cli`), fence counters, and what is
 /// made of several locks.
@@ -44,8 +44,10 @@ pub(crate) fn run(backends: &[String]) -> Outcome {
         }
     }
     let all = directory.join("results.json");
-    fs::write(&all, format!("{{\n{}\n}}\n", results.join(",\n")))
-        .map_err(|cause| format!("{}: {cause}", all.display()))?;
-    println!("\nresults: {}", all.display());
+    let results = format!("{{\n{}\n}}\n", results.join(",\n"));
+    fs::write(&all, &results).map_err(|cause| format!("{}: {cause}", all.display()))?;
+    let page = directory.join("report.html");
+    report::write(&page, &results)?;
+    println!("\nresults: {}\npage: {}", all.display(), page.display());
     if missed.is_empty() { Ok(()) } else { Err(missed.join("; ")) }
 }

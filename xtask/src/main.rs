@@ -4,6 +4,7 @@ mod bench;
 mod figures;
 mod mutants;
 mod release;
+mod report;
 mod shell;
 mod test;
 mod text;
@@ -18,7 +19,7 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
   test [BACKEND…]    run all checks and tests, or only the tests of the named backends
-  bench [BACKEND…]   run the benchmarks, and write results to target/bench/results.json
+  bench [BACKEND…]   run the benchmarks, and write target/bench/report.html
   release            build packages and the stripped binary, and print its size
   torture [BACKEND…] [--minutes N] [--seed S]
                      inject faults into real stores, check what happened, and write

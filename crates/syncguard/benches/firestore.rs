@@ -43,7 +43,7 @@ fn main() {
     runtime.block_on(uncontended(&mut report, &emulator));
     let demands = [Demand::AtLeast(200.0), Demand::AtMost(1000.0)];
     runtime.block_on(contention::tasks(&mut report, &emulator.url(), 8, demands));
-    let demands = [Demand::AtMost(50.0), Demand::AtMost(2000.0)];
+    let demands = [Demand::AtLeast(50.0), Demand::AtMost(50.0), Demand::AtMost(2000.0)];
     contention::processes(&mut report, &emulator.url(), 4, 2, demands);
     report.finish("firestore");
 }

@@ -29,7 +29,7 @@ fn main() {
     runtime.block_on(uncontended(&mut report, &url, &folder.path().join("bare.db")));
     let demands = [Demand::AtLeast(500.0), Demand::AtMost(300.0)];
     runtime.block_on(contention::tasks(&mut report, &url, 16, demands));
-    let demands = [Demand::AtMost(5.0), Demand::AtMost(300.0)];
+    let demands = [Demand::AtLeast(200.0), Demand::AtMost(5.0), Demand::AtMost(300.0)];
     contention::processes(&mut report, &url, 4, 1, demands);
     contention::processes(&mut report, &url, 8, 1, demands);
     runtime.block_on(contention::time_to_detection(&mut report, &url));

@@ -7,8 +7,8 @@ use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use syncguard::backend::Fenced;
-use syncguard::{AnyBackend, LockBackend, LockOptions, Locker, diagnostics};
+use syncguard::backend::{AcquireOutcome, AcquireRequest, Fenced};
+use syncguard::{AnyBackend, Key, LockBackend, LockOptions, Locker, Ttl, diagnostics};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::{Demand, Report, percentile};
@@ -81,6 +81,7 @@ pub(crate) async fn time_to_detection(report: &mut Report, url: &str) {
     const COUNT: usize = 20;
     /// Longer than a guard waits before it watches its lock.
     const HELD: Duration = Duration::from_millis(300);
+    report.section("Detection of a lost lock");
     let locker = Locker::builder(syncguard::connect(url).await.unwrap()).renew().build().unwrap();
     let breaker = syncguard::connect(url).await.unwrap();
     let mut times = Vec::new();
@@ -98,6 +99,38 @@ pub(crate) async fn time_to_detection(report: &mut Report, url: &str) {
     report.check("time to detect a broken lock, longest", most, "ms", Demand::AtMost(1000.0));
 }
 
+/// Measures how long after the expiry of a crashed holder's lock, including the tolerance, a waiter
+/// gets it.
+pub(crate) async fn take_over(report: &mut Report, url: &str) {
+    const COUNT: usize = 10;
+    const TTL: Duration = Duration::from_millis(500);
+    const TOLERANCE: Duration = Duration::from_secs(1);
+    report.section("Take-over from a crashed holder");
+    let (locker, crashed) = (locker(url).await, syncguard::connect(url).await.unwrap());
+    let waits = (0..COUNT).map(|number| {
+        let (locker, crashed) = (locker.clone(), crashed.clone());
+        tokio::spawn(async move {
+            let key = Key::new(format!("crashed:{number}")).unwrap();
+            let request = AcquireRequest::new(key.clone(), Ttl::new(TTL).unwrap()).unwrap();
+            let started = Instant::now();
+            let outcome = crashed.acquire(&request).await.unwrap();
+            assert!(matches!(outcome, AcquireOutcome::Acquired(_)));
+            let guard = locker.lock(key.as_str()).await.unwrap();
+            let late = started.elapsed().as_secs_f64() - (TTL + TOLERANCE).as_secs_f64();
+            guard.release().await.unwrap();
+            late * 1e3
+        })
+    });
+    let mut late = Vec::new();
+    for wait in waits.collect::<Vec<_>>() {
+        late.push(wait.await.unwrap());
+    }
+    let half = percentile(&mut late, 50.0);
+    report.check("take-over after the expiry, median", half, "ms", Demand::AtMost(50.0));
+    let most = percentile(&mut late, 100.0);
+    report.check("take-over after the expiry, longest", most, "ms", Demand::AtMost(250.0));
+}
+
 /// Measures tasks on one key. Handovers per second and the longest wait have demands.
 pub(crate) async fn tasks(
     report: &mut Report,
@@ -105,6 +138,7 @@ pub(crate) async fn tasks(
     count: usize,
     [rate, longest]: [Demand; 2],
 ) {
+    report.section("Hand-over between tasks");
     let locker = locker(url).await;
     let end = Instant::now() + RUN;
     let tasks: Vec<_> = (0..count)
@@ -136,6 +170,7 @@ pub(crate) async fn tasks(
     report.check(format!("{count} tasks on one key"), hand_overs, "hand-overs/s", rate);
     shares(report, &format!("{count} tasks"), &counts);
     report.info(format!("{count} tasks, median wait"), percentile(&mut waits, 50.0), "ms");
+    report.histogram(format!("{count} tasks, wait for the lock"), &waits, "ms");
     let worst = percentile(&mut waits, 100.0);
     report.check(format!("{count} tasks, longest wait"), worst, "ms", longest);
 }
@@ -210,14 +245,16 @@ pub(crate) fn waits(child: Child) -> Vec<f64> {
     holds(child).map(|[asked, acquired, _]| (acquired - asked) / 1000.0).collect()
 }
 
-/// Measures processes on one key. The median gap and the longest wait have demands.
+/// Measures processes on one key. Hand-overs per second, the median gap and the longest wait have
+/// demands.
 pub(crate) fn processes(
     report: &mut Report,
     url: &str,
     processes: usize,
     tasks: usize,
-    [gap, longest]: [Demand; 2],
+    [rate, gap, longest]: [Demand; 3],
 ) {
+    report.section("Hand-over between processes");
     let children: Vec<_> = (0..processes).map(|_| start_child(url, "processes", tasks)).collect();
     let (mut all, mut waits, mut counts) = (Vec::new(), Vec::new(), Vec::new());
     for (process, child) in children.into_iter().enumerate() {
@@ -232,9 +269,96 @@ pub(crate) fn processes(
     let mut gaps: Vec<f64> = all.windows(2).map(|pair| (pair[1].0 - pair[0].1) / 1000.0).collect();
     let between = all.windows(2).filter(|pair| pair[0].2 != pair[1].2).count();
     let name = format!("{processes} processes x {tasks} tasks");
-    let rate = between as f64 / RUN.as_secs_f64();
-    report.info(format!("{name}, between processes"), rate, "hand-overs/s");
+    let per_second = |count: usize| count as f64 / RUN.as_secs_f64();
+    report.check(format!("{name}, one key"), per_second(all.len()), "hand-overs/s", rate);
+    report.info(format!("{name}, between processes"), per_second(between), "hand-overs/s");
     report.check(format!("{name}, median gap"), percentile(&mut gaps, 50.0), "ms", gap);
+    report.histogram(format!("{name}, from release to the next grant"), &gaps, "ms");
     shares(report, &name, &counts);
     report.check(format!("{name}, longest wait"), percentile(&mut waits, 100.0), "ms", longest);
+}
+
+/// A client that polls, and sends no notification when it releases, like the TypeScript
+/// implementation.
+pub(crate) trait Poller: Send + 'static {
+    fn try_lock(&mut self, key: &str) -> impl Future<Output = bool> + Send;
+    fn unlock(&mut self) -> impl Future<Output = ()> + Send;
+}
+
+/// Sleeps for 2 to 10 ms.
+async fn think(random: &mut u64) {
+    *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+    tokio::time::sleep(Duration::from_micros(2000 + (*random >> 33) % 8000)).await;
+}
+
+/// Measures tasks of ours beside as many pollers on one key. All hold it for 1 ms, and use it again
+/// after 2 to 10 ms; pollers also ask that often.
+pub(crate) async fn beside_pollers<P: Poller>(report: &mut Report, url: &str, pollers: Vec<P>) {
+    const HELD: Duration = Duration::from_millis(1);
+    const KEY: &str = "mixed";
+    report.section("Fairness");
+    let (locker, end, count) = (locker(url).await, Instant::now() + RUN, pollers.len());
+    let polling: Vec<_> = (1..)
+        .zip(pollers)
+        .map(|(mut random, mut poller)| {
+            tokio::spawn(async move {
+                let mut grants = 0_usize;
+                while Instant::now() < end {
+                    if poller.try_lock(KEY).await {
+                        grants += 1;
+                        tokio::time::sleep(HELD).await;
+                        poller.unlock().await;
+                    }
+                    think(&mut random).await;
+                }
+                grants
+            })
+        })
+        .collect();
+    let tasks: Vec<_> = (0..count as u64)
+        .map(|mut random| {
+            let locker = locker.clone();
+            tokio::spawn(async move {
+                let mut waits = Vec::new();
+                while Instant::now() < end {
+                    let asked = Instant::now();
+                    let guard = locker.lock(KEY).await.unwrap();
+                    waits.push(asked.elapsed().as_secs_f64() * 1000.0);
+                    tokio::time::sleep(HELD).await;
+                    guard.release().await.unwrap();
+                    think(&mut random).await;
+                }
+                waits
+            })
+        })
+        .collect();
+    let (mut waits, mut others) = (Vec::new(), 0);
+    for task in tasks {
+        waits.extend(task.await.unwrap());
+    }
+    for poller in polling {
+        others += poller.await.unwrap();
+    }
+    let share = waits.len() as f64 / (waits.len() + others) as f64;
+    let name = format!("{count} tasks beside {count} pollers");
+    report.check(format!("{name}, share of the grants"), share, "", Demand::AtLeast(0.4));
+    let longest = percentile(&mut waits, 100.0);
+    report.check(format!("{name}, longest wait"), longest, "ms", Demand::AtMost(2000.0));
+}
+
+/// Measures two processes on one key while something disturbs them.
+pub(crate) fn disturbed(report: &mut Report, name: &str, url: &str, disturb: impl Fn()) {
+    report.section("Fairness");
+    let children = [(); 2].map(|()| start_child(url, "disturbed", 4));
+    let end = Instant::now() + RUN;
+    while Instant::now() < end {
+        disturb();
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    let mut waits = children.map(waits);
+    let counts = [&waits[0], &waits[1]].map(|waits| waits.len() as f64);
+    let least = counts[0].min(counts[1]) / counts[0].max(counts[1]);
+    report.check(format!("{name}, smaller share / larger"), least, "x", Demand::AtLeast(0.5));
+    let longest = waits.iter_mut().map(|waits| percentile(waits, 100.0)).fold(0.0, f64::max);
+    report.check(format!("{name}, longest wait"), longest, "ms", Demand::AtMost(2000.0));
 }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 /// One line of the results.
 struct Figure {
+    /// The section of the page.
+    section: &'static str,
     /// What was measured.
     name: String,
     /// The measured value.
@@ -35,14 +37,28 @@ impl Demand {
 
 /// Collects figures, prints them, and writes them to a file.
 #[derive(Default)]
+#[allow(dead_code, reason = "every benchmark uses a part of it")]
 pub(crate) struct Report {
     figures: Vec<Figure>,
+    histograms: Vec<Histogram>,
+    section: &'static str,
 }
 
+/// How often each of a range of values was measured.
+struct Histogram {
+    section: &'static str,
+    name: String,
+    unit: &'static str,
+    /// The upper ends of the ranges, and the counts.
+    counts: Vec<(f64, usize)>,
+}
+
+#[allow(dead_code, reason = "every benchmark uses a part of it")]
 impl Report {
     /// Adds a figure without a demand.
     pub(crate) fn info(&mut self, name: impl Into<String>, value: f64, unit: &'static str) {
-        self.figures.push(Figure { name: name.into(), value, unit, demand: None });
+        let (section, name) = (self.section, name.into());
+        self.figures.push(Figure { section, name, value, unit, demand: None });
     }
 
     /// Adds a figure with a demand.
@@ -53,7 +69,32 @@ impl Report {
         unit: &'static str,
         demand: Demand,
     ) {
-        self.figures.push(Figure { name: name.into(), value, unit, demand: Some(demand) });
+        let (section, name, demand) = (self.section, name.into(), Some(demand));
+        self.figures.push(Figure { section, name, value, unit, demand });
+    }
+
+    /// Begins a section. The figures that follow belong to it.
+    pub(crate) fn section(&mut self, section: &'static str) {
+        self.section = section;
+    }
+
+    /// Adds the distribution of many values, in ranges of which each is twice as wide as the last.
+    pub(crate) fn histogram(
+        &mut self,
+        name: impl Into<String>,
+        values: &[f64],
+        unit: &'static str,
+    ) {
+        let mut counts: Vec<(f64, usize)> = Vec::new();
+        let mut end = 0.0625;
+        while counts.iter().map(|(_, count)| count).sum::<usize>() < values.len() {
+            let start = counts.last().map_or(f64::NEG_INFINITY, |(end, _)| *end);
+            let within = values.iter().filter(|value| (start..end).contains(*value)).count();
+            counts.push((end, within));
+            end *= 2.0;
+        }
+        let (section, name) = (self.section, name.into());
+        self.histograms.push(Histogram { section, name, unit, counts });
     }
 
     /// Prints the table, writes the JSON, and exits with code 1 if a demand is not met.
@@ -63,7 +104,8 @@ impl Report {
         let mut all_met = true;
         println!("\n{backend}");
         for figure in &self.figures {
-            let Figure { name, value, unit, demand } = figure;
+            let Figure { section, name, value, unit, demand } = figure;
+            let mut shown_demand = String::new();
             let (text, met) = match demand {
                 None => (String::new(), true),
                 Some(demand) => {
@@ -73,6 +115,7 @@ impl Report {
                         Demand::AtLeast(least) => format!("at least {least}"),
                         Demand::AtMost(most) => format!("at most {most}"),
                     };
+                    shown_demand.clone_from(&bound);
                     (format!("{bound:>16}  {word}"), met)
                 }
             };
@@ -81,8 +124,20 @@ impl Report {
             let separator = if json.is_empty() { "" } else { "," };
             write!(
                 json,
-                "{separator}\n  {{\"backend\":\"{backend}\",\"name\":\"{name}\",\"value\":{value},\
-                 \"unit\":\"{unit}\",\"met\":{met}}}"
+                "{separator}\n  {{\"backend\":\"{backend}\",\"section\":\"{section}\",\
+                 \"name\":\"{name}\",\"value\":{value},\"unit\":\"{unit}\",\
+                 \"demand\":\"{shown_demand}\",\"met\":{met}}}"
+            )
+            .expect("writing to a string");
+        }
+        for Histogram { section, name, unit, counts } in &self.histograms {
+            let counts: Vec<String> =
+                counts.iter().map(|(end, count)| format!("[{end},{count}]")).collect();
+            let counts = counts.join(",");
+            write!(
+                json,
+                ",\n  {{\"backend\":\"{backend}\",\"section\":\"{section}\",\
+                 \"name\":\"{name}\",\"unit\":\"{unit}\",\"histogram\":[{counts}]}}"
             )
             .expect("writing to a string");
         }

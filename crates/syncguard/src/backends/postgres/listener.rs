@@ -12,6 +12,7 @@
 use std::collections::HashSet;
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -225,7 +226,7 @@ impl Transport for ListenNotify {
             reports.lost();
         });
         let client = Arc::new(tokio::sync::Mutex::new(client));
-        let shared = Arc::new(ListeningClient { client, lose });
+        let shared = Arc::new(ListeningClient { client, lose, is_lost: AtomicBool::new(false) });
         self.pool.share(&shared).await;
         Ok(Listening {
             shared,

@@ -111,6 +111,8 @@ pub(super) struct ListeningClient {
     pub(super) client: Arc<tokio::sync::Mutex<Client>>,
     /// Closes the connection.
     pub(super) lose: Box<dyn Fn() + Send + Sync>,
+    /// Whether that was done. The client notices it only later.
+    pub(super) is_lost: AtomicBool,
 }
 
 /// The connection that listens, while an operation uses it.
@@ -129,6 +131,7 @@ impl Deref for LentClient {
 
 impl PooledClient for LentClient {
     fn discard(self: Box<Self>) {
+        self.listening.is_lost.store(true, Ordering::SeqCst);
         (self.listening.lose)();
     }
 }
@@ -189,7 +192,8 @@ impl Pool {
             Urgency::Urgent => Arc::clone(&listening.client).try_lock_owned().ok()?,
         };
         let lent = LentClient { client, listening };
-        (!lent.is_closed()).then(|| {
+        let is_lost = lent.is_closed() || lent.listening.is_lost.load(Ordering::SeqCst);
+        (!is_lost).then(|| {
             self.connection(ClientHandle::External(Box::new(lent)), Vec::new(), self.epoch())
         })
     }

@@ -1,5 +1,6 @@
 //! Server processes that end with the test that started them, even if the test is killed.
 
+use std::hash::{BuildHasher, RandomState};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -24,9 +25,16 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 }
 
 /// Returns a port that is currently unused.
+///
+/// The system does not give it to outgoing connections, so a server that is killed finds it free
+/// when it starts again.
 pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    listener.local_addr().expect("an address").port()
+    const PORTS: std::ops::Range<u16> = 12_000..32_000;
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    // A new state has random keys.
+    let draw = || RandomState::new().hash_one(0) % u64::from(PORTS.end - PORTS.start);
+    let port = || PORTS.start + u16::try_from(draw()).expect("a small number");
+    std::iter::repeat_with(port).take(1_000).find(is_free).expect("a free port")
 }
 
 /// A new directory that is removed when the value is dropped.

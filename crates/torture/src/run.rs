@@ -203,9 +203,16 @@ async fn settle(nemesis: &Arc<Nemesis>, history: &mut History) -> Vec<Violation>
         key: Some(key),
         window: (now() - 1_000_000, now()),
     };
-    let backend = match syncguard::connect(url).await {
-        Ok(backend) => backend,
-        Err(error) => return vec![violation(format!("the store is gone: {error}"), 0)],
+    let mut tries = 0;
+    let backend = loop {
+        match syncguard::connect(url).await {
+            Ok(backend) => break backend,
+            Err(_just_now) if tries < 20 => {
+                tries += 1;
+                tokio::time::sleep(Duration::from_millis(250)).await;
+            }
+            Err(error) => return vec![violation(format!("the store is gone: {error}"), 0)],
+        }
     };
     let mut found = Vec::new();
     let grants: HashMap<u32, usize> = history

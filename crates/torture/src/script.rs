@@ -18,6 +18,8 @@ use crate::register::Register;
 
 /// How many keys many tasks want at once.
 pub const HOT_KEYS: u32 = 3;
+/// The hot key that only lockers use that rely on notifications: no other polls it.
+pub const PATIENT_KEY: u32 = HOT_KEYS - 1;
 /// How many other keys there are.
 pub const COLD_KEYS: u32 = 260;
 /// How many keys are for requests that are dropped: their TTL is long, so that a lock that is left
@@ -76,8 +78,7 @@ impl Worker {
         let draw = u32::try_from(draw).unwrap_or(0);
         match hot {
             true if self.is_patient => draw,
-            // The last one is only for lockers that rely on notifications: no other polls it.
-            true => draw.min(HOT_KEYS - 2),
+            true => draw.min(PATIENT_KEY - 1),
             false => HOT_KEYS + draw,
         }
     }

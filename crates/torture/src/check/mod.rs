@@ -9,6 +9,7 @@ pub use linear::{Verdict, linearize};
 
 use crate::history::{Allowance, FaultSpan, History, Micros, Op, Outcome};
 use crate::register::Accepted;
+use crate::script::PATIENT_KEY;
 
 const LINEARIZABILITY: &str = "linearizability";
 
@@ -98,12 +99,16 @@ pub fn check(history: &History, accepted: &[Accepted], precision: Precision) -> 
     checked
 }
 
-/// Checks that from a time on, without faults, a free lock that is waited for is taken soon.
+/// Checks that from a time on, without faults, a free lock that is waited for is taken soon, and
+/// that those who rely on notifications get them.
 #[must_use]
 pub fn check_hand_overs(history: &History, calm_from: Micros) -> Vec<Violation> {
     /// Until connections for notifications are open again.
     const RECONNECT: Micros = 3_000_000;
-    rules::hand_overs(history, calm_from + RECONNECT)
+    let from = calm_from + RECONNECT;
+    let mut found = rules::hand_overs(history, from);
+    found.extend(rules::waits(history, from, PATIENT_KEY));
+    found
 }
 
 /// Turns releases and extends that may have been lost in a failover into operations of unknown

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{Excuses, Precision, TOLERANCE, Violation};
-use crate::history::{Belief, History, Kind, Micros, Op, Outcome, now};
+use crate::history::{Belief, Call, History, Kind, Micros, Op, Outcome, now};
 use crate::register::Accepted;
 
 /// How much longer than its limit a call may take.
@@ -274,6 +274,39 @@ pub(super) fn hand_overs(history: &History, from: Micros) -> Vec<Violation> {
                 });
                 break;
             }
+        }
+    }
+    found
+}
+
+/// I5: from a time on without faults, a waiter on a key is not passed over: after a release it gets
+/// the lock, or others that came before it do, and none of them keeps it for long.
+pub(super) fn waits(history: &History, from: Micros, key: u32) -> Vec<Violation> {
+    /// Less than the interval in which the lockers that rely on notifications poll.
+    const SOON: Micros = 4_000_000;
+    let is_release = |op: &&Op| op.key == key && op.outcome == Outcome::Released;
+    let mut releases: Vec<Micros> =
+        history.ops.iter().filter(is_release).map(|op| op.end).collect();
+    releases.sort_unstable();
+    let is_wait = |call: &&Call| call.name == "lock" && call.key == key && call.start > from;
+    let mut found = Vec::new();
+    for call in history.calls.iter().filter(is_wait) {
+        let process = &history.processes[call.process];
+        let end = call.end.or(process.ended).unwrap_or_else(now);
+        let first = releases.partition_point(|release| *release < call.start);
+        let Some(&release) = releases.get(first).filter(|release| **release < end) else {
+            continue;
+        };
+        let others = history.processes.iter();
+        let stopped: Micros = others.map(|p| time_stopped(&p.gaps, release, end)).sum();
+        let waited = (end - release).saturating_sub(stopped);
+        if waited > SOON {
+            found.push(Violation {
+                rule: "I5",
+                what: format!("a waiter was passed over for {} ms after a release", waited / 1_000),
+                key: Some(key),
+                window: (release, end),
+            });
         }
     }
     found

@@ -1,6 +1,6 @@
 //! Tests of the rules: each finds its violation, and only that.
 
-use super::{Excuses, check, check_register, hand_overs, time_stopped};
+use super::{Excuses, check, check_register, hand_overs, time_stopped, waits};
 use crate::check::{Precision, Violation};
 use crate::history::{Allowance, Event, FaultSpan, History, Kind, Outcome, now};
 use crate::register::Accepted;
@@ -169,6 +169,22 @@ fn a_free_lock_that_is_waited_for_breaks_i5() {
     };
     assert_eq!(wait(3_400), 0);
     assert_eq!(wait(3_600), 1);
+}
+
+#[test]
+fn a_waiter_that_is_passed_over_breaks_i5() {
+    let wait = |until: u64| {
+        let mut history = history();
+        op(&mut history, Kind::Release, "a", 500, 510, Outcome::Released);
+        op(&mut history, Kind::Release, "b", 600, 610, Outcome::Released);
+        let (name, limit) = ("lock".to_owned(), 6_000_000);
+        history.add(0, Event::Call { call: 1, at: 400_000, name, key: 0, limit });
+        let result = "granted".to_owned();
+        history.add(0, Event::Return { call: 1, at: until * 1_000, result });
+        (waits(&history, 1, 0).len(), waits(&history, 1, 1).len())
+    };
+    assert_eq!(wait(4_500), (0, 0));
+    assert_eq!(wait(4_511), (1, 0));
 }
 
 #[test]

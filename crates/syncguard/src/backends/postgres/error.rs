@@ -87,7 +87,7 @@ fn by_state(state: &str) -> Row {
             (InvalidArgument, "the PostgreSQL database does not exist; check the URL", false)
         }
         _ => match state.get(..2) {
-            Some("08") => (ServiceUnavailable, "the connection to PostgreSQL was lost", true),
+            Some("08") => (ServiceUnavailable, LOST, true),
             Some("28") => (
                 AuthFailed,
                 "PostgreSQL refused the credentials; check the user and the password",
@@ -126,7 +126,7 @@ fn without_state(error: &tokio_postgres::Error) -> Row {
             "cannot connect to PostgreSQL as configured; is the password missing?",
             false,
         ),
-        _ => (ServiceUnavailable, "the connection to PostgreSQL was lost", true),
+        _ => (ServiceUnavailable, LOST, true),
     }
 }
 
@@ -217,9 +217,16 @@ pub(super) fn timeout() -> Error {
     Error::new(ErrorCode::NetworkTimeout, "PostgreSQL did not answer in time")
 }
 
+const LOST: &str = "the connection to PostgreSQL was lost";
+
 /// Creates the error for a connection that ended before the answer came.
 pub(super) fn lost() -> Error {
-    Error::new(ErrorCode::ServiceUnavailable, "the connection to PostgreSQL was lost")
+    Error::new(ErrorCode::ServiceUnavailable, LOST)
+}
+
+/// Returns whether a connection ended before the answer came.
+pub(super) fn is_lost(error: &Error) -> bool {
+    error.message() == LOST
 }
 
 /// Creates the error for a pool in which no connection was free in time.

@@ -209,7 +209,13 @@ impl PostgresBackend {
         sql: &Sql,
         parameter: &str,
     ) -> Result<Option<(StoredLock, Timestamp)>> {
-        let rows = self.run(urgency, (sql, &[Value::Text(parameter)])).await?;
+        let values = [Value::Text(parameter)];
+        let rows = match self.run(urgency, (sql, &values)).await {
+            // The connection was closed while it was idle, by a pooler for example. Reading again
+            // is harmless.
+            Err(error) if error::is_lost(&error) => self.run(urgency, (sql, &values)).await?,
+            rows => rows?,
+        };
         rows.first().map(stored).transpose()
     }
 

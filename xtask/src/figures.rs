@@ -9,12 +9,16 @@ use crate::shell::{Outcome, root, target};
 pub(crate) const VARIABLE: &str = "SYNCGUARD_FIGURES";
 
 /// The least value of every figure whose name begins with a text. There must be one such figure.
-const LEAST: [(&str, u64); 11] = [
-    ("concurrent histories: ", 200),
+pub(crate) const OF_TESTS: [(&str, u64); 4] = [
     ("fuzz runs: ", 100_000),
     ("histories that match the model: ", 20_000),
     ("protocol model: states", 100_000),
     ("schedules: ", 20_000),
+];
+
+/// The same for a brief torture.
+pub(crate) const OF_TORTURE: [(&str, u64); 7] = [
+    ("concurrent histories: ", 200),
     ("torture: SIGSTOP", 30),
     ("torture: connections cut", 1_000),
     ("torture: dropped futures", 5_000),
@@ -35,7 +39,7 @@ pub(crate) fn file() -> Outcome<PathBuf> {
 }
 
 /// Prints the figures, sorted by name. Fails if one is missing or too small.
-pub(crate) fn print(path: &PathBuf) -> Outcome {
+pub(crate) fn print(path: &PathBuf, least: &[(&str, u64)]) -> Outcome {
     let text = fs::read_to_string(path).map_err(|cause| format!("{}: {cause}", path.display()))?;
     let mut figures: Vec<(&str, &str)> =
         text.lines().filter_map(|line| line.split_once('\t')).collect();
@@ -44,7 +48,7 @@ pub(crate) fn print(path: &PathBuf) -> Outcome {
     for (name, value) in &figures {
         println!("{name:60} {value:>14}");
     }
-    for (prefix, least) in LEAST {
+    for &(prefix, least) in least {
         let mut values = figures.iter().filter(|(name, _)| name.starts_with(prefix)).peekable();
         if values.peek().is_none() {
             return Err(format!("no test wrote a figure \"{prefix}…\""));

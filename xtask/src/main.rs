@@ -21,7 +21,7 @@ usage: cargo xtask COMMAND
   test [BACKEND…]    run all checks and tests, or only the tests of the named backends
   bench [BACKEND…]   run the benchmarks, and write target/bench/report.html
   release            build packages and the stripped binary, and print its size
-  torture [BACKEND…] [--minutes N] [--seed S]
+  torture [BACKEND…] [--minutes N] [--seed S] | --brief
                      inject faults into real stores, check what happened, and write
                      target/torture/report.html
   soak               run the long tests that are too slow for CI

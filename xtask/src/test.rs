@@ -76,7 +76,6 @@ fn everything() -> Outcome {
     let mut tests = cargo(&test);
     tests.env(REQUIRE_SERVERS, "1").env("PATH", &path).env(figures::VARIABLE, &figures);
     step("tests", &mut tests)?;
-    torture::in_ci(&path, &figures)?;
     for example in ["prometheus", "opentelemetry"] {
         step(
             &format!("example {example}"),
@@ -94,7 +93,7 @@ fn everything() -> Outcome {
     let mut deny = Command::new(tools::from_crates_io("cargo-deny", "0.20.2", "dev")?);
     deny.current_dir(root()).args(["check", "licenses", "bans", "sources"]);
     step("licenses, bans and sources of the dependencies", &mut deny)?;
-    figures::print(&figures)
+    figures::print(&figures, &figures::OF_TESTS)
 }
 
 fn examples() -> Outcome<Vec<String>> {

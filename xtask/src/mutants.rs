@@ -10,8 +10,8 @@ use crate::shell::{Outcome, cargo, root, step};
 use crate::test::{REQUIRE_SERVERS, install_servers};
 
 /// A deliberate bug: a file of the library (or of the command, with the prefix `cli/`), the text to
-/// replace, its replacement, and the test file that must fail: `lib/` is for unit tests, by name, and
-/// `torture/` for a run with a store.
+/// replace, its replacement, and the test file that must fail: `lib/` is for unit tests, by name,
+/// and `torture/` for a run with a store.
 struct Mutant {
     name: &'static str,
     file: &'static str,

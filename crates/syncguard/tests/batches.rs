@@ -58,8 +58,8 @@ async fn all<'a, T: Send + 'static, Call: Future<Output = T> + Send + 'static>(
     answers
 }
 
-/// Acquires, extends and releases many locks at the same time. One of them has a foreign record, and
-/// one is held by another client.
+/// Acquires, extends and releases many locks at the same time. One of them has a foreign record,
+/// and one is held by another client.
 async fn mixed_batch(
     backend: AnyBackend,
     (is_foreign, refusal): (usize, ErrorCode),

@@ -1,9 +1,9 @@
 //! Operations that travel together ([ADR 057](../../../../docs/adr/057-batches.md)).
 //!
 //! While enough batches of a kind are on their way, operations of that kind that arrive gather, and
-//! go with the next batch. An operation that finds fewer on their way is sent at once. There is no timer that
-//! delays an operation, and no task: every batch is sent by one of the callers whose operations it
-//! contains, its *leader*.
+//! go with the next batch. An operation that finds fewer on their way is sent at once. There is no
+//! timer that delays an operation, and no task: every batch is sent by one of the callers whose
+//! operations it contains, its *leader*.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -18,8 +18,8 @@ use super::detach::DetachOnDrop;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::sync::{Mutex, MutexGuard};
 
-/// How long a batch keeps the next one waiting. After that, what has gathered is sent without it, so
-/// that a connection that no longer answers, or one slow operation, delays no other.
+/// How long a batch keeps the next one waiting. After that, what has gathered is sent without it,
+/// so that a connection that no longer answers, or one slow operation, delays no other.
 const OVERDUE: Duration = Duration::from_millis(50);
 
 /// One operation of a batch.

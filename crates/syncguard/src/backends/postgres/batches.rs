@@ -1,5 +1,5 @@
-//! Operations that travel together. A lone operation uses the statement for one lock, because that is
-//! faster; several use the statement for many.
+//! Operations that travel together. A lone operation uses the statement for one lock, because that
+//! is faster; several use the statement for many.
 
 use std::collections::HashMap;
 use std::task::{Context, Waker as TaskWaker};
@@ -292,8 +292,8 @@ impl PostgresBackend {
     }
 
     /// Notifies waiters of releases, or holders of breaks. The notifications are sent when this
-    /// returns, so the process may exit right after; their answer, which is empty, is awaited in the
-    /// background. Only if no connection is free at once, the notifications are sent in the
+    /// returns, so the process may exit right after; their answer, which is empty, is awaited in
+    /// the background. Only if no connection is free at once, the notifications are sent in the
     /// background too, and are lost if the process exits before
     /// [`quiesce`](crate::LockBackend::quiesce).
     fn notify(&self, payloads: Vec<String>) {

@@ -18,8 +18,8 @@ pub(super) type Step<'a> = (&'a Sql, &'a [Value<'a>]);
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) error: Error,
-    /// Whether the server has refused a statement, for a reason that lies in what was asked, and has
-    /// rolled it back.
+    /// Whether the server has refused a statement, for a reason that lies in what was asked, and
+    /// has rolled it back.
     pub(super) is_refused: bool,
 }
 

@@ -92,8 +92,8 @@ impl Operation {
 }
 
 impl RedisBackend {
-    /// Runs a script, together with the same operations of other callers. Returns `None`, and changes
-    /// nothing, if its keys are on two nodes while their slot moves.
+    /// Runs a script, together with the same operations of other callers. Returns `None`, and
+    /// changes nothing, if its keys are on two nodes while their slot moves.
     pub(super) async fn run_batched(
         &self,
         operation: Operation,
@@ -159,8 +159,8 @@ impl RedisBackend {
     }
 }
 
-/// Returns the keys and arguments for `many.lua`: arguments that are the same for all locks are sent
-/// once.
+/// Returns the keys and arguments for `many.lua`: arguments that are the same for all locks are
+/// sent once.
 fn encode<'a>(calls: &'a [Call]) -> (Vec<&'a str>, String, Vec<Argument<'a>>) {
     let keys = calls.iter().flat_map(|call| call.keys.iter().map(String::as_str)).collect();
     let first = &calls[0].arguments;

@@ -71,7 +71,8 @@ impl RedisConfig {
     /// `rediss+sentinel` and `rediss+cluster` use TLS. Options in the query: `prefix`,
     /// `connect_timeout_ms`, `response_timeout_ms`, `cleanup_in_is_locked`, `fences` (`counter` or
     /// `clock`), `fence_expiry_ms`, `wait_for_replicas`, `wait_for_replicas_ms`, `tls_ca`,
-    /// `tls_cert`, `tls_key` (files), `sentinel_user`, `sentinel_password`. An unknown option is an error.
+    /// `tls_cert`, `tls_key` (files), `sentinel_user`, `sentinel_password`. An unknown option is an
+    /// error.
     ///
     /// Error messages do not repeat the URL, which may contain a password.
     pub fn from_url(url: &str) -> Result<Self> {

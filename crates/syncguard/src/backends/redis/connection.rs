@@ -99,8 +99,8 @@ impl Connection {
         }
     }
 
-    /// Runs a script for many locks. Returns `None` if the server did not run it, for example because
-    /// it is not in charge.
+    /// Runs a script for many locks. Returns `None` if the server did not run it, for example
+    /// because it is not in charge.
     pub(super) async fn run_many(
         &self,
         operation: &'static str,

@@ -337,7 +337,8 @@ impl LockBackend for RedisBackend {
         let answer = answer.and_then(|answer| reply::release(&answer));
         answer
             .map_err(|error| match error.code() {
-                // The script releases the lock even if there is no memory for the marker of an undo.
+                // The script releases the lock even if there is no memory for the marker of an
+                // undo.
                 ErrorCode::RateLimited if request.is_undo() => error.after_effect(),
                 _ => error,
             })

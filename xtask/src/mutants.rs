@@ -95,7 +95,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a dropped acquire is abandoned",
-        file: "lock/detach.rs",
+        file: "contract/detach.rs",
         original: "detach(self.call.take());",
         mutated: "drop(detach);",
         caught_by: "memory",
@@ -284,7 +284,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: a notification is not sent immediately",
-        file: "backends/postgres/mod.rs",
+        file: "backends/postgres/batches.rs",
         original: "if notifying.as_mut().poll(&mut context).is_pending() {",
         mutated: "if context.waker().will_wake(TaskWaker::noop()) || notifying.as_mut().poll(&mut context).is_pending() {",
         caught_by: "postgres_wake",
@@ -307,7 +307,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: an expired lock is reported as not found",
-        file: "backends/postgres/mod.rs",
+        file: "backends/postgres/batches.rs",
         original: "if column(row, 3)? { NotHeldReason::NotFound } else { NotHeldReason::Expired };",
         mutated: "NotHeldReason::NotFound;",
         caught_by: "postgres_wire",

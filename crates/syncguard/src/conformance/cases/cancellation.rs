@@ -42,7 +42,7 @@ pub(super) async fn poll_then_drop(work: impl Future, polls: usize) -> bool {
 }
 
 /// More polls than any operation needs.
-pub(super) const MOST_POLLS: usize = 256;
+pub(super) const MOST_POLLS: usize = 64;
 
 fn locker<B: LockBackend>(backend: B) -> Locker<B> {
     let options = LockOptions::default().ttl(LONG).timeout(Duration::from_secs(20));

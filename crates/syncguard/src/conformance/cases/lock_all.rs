@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::cancellation::{MOST_POLLS, poll_then_drop};
+use super::cancellation::poll_then_drop;
 use super::{Fixture, LONG, acquire, fresh_key};
 use crate::common::error::ErrorCode;
 use crate::common::key::Key;
@@ -16,6 +16,9 @@ use crate::contract::request::ReleaseRequest;
 use crate::lock::clock::LocalClock;
 use crate::lock::locker::Locker;
 use crate::lock::options::LockOptions;
+
+/// More polls than a set of locks needs, also where its operations travel in batches with others.
+const MOST_POLLS: usize = 256;
 
 fn locker<B: LockBackend>(backend: B) -> Locker<B> {
     let options = LockOptions::default().ttl(LONG).timeout(Duration::from_secs(30));

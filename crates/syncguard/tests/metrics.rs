@@ -173,9 +173,11 @@ fn gauges_return_to_zero_and_hand_overs_are_measured() {
 #[test]
 fn renewals_that_fail_are_counted() {
     let recorded = recorded(MetricsSink::new(), |locker, faults| async move {
-        let guard = locker.lock("k").renew().await.expect("free");
+        let guard = locker.lock("k").ttl(Duration::from_secs(3)).renew().await.expect("free");
+        // Past the first look at the lock in the store, so that the fault meets a renewal.
+        tokio::time::sleep(Duration::from_millis(500)).await;
         faults.fail_next(ErrorCode::ServiceUnavailable);
-        tokio::time::sleep(Duration::from_millis(250)).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
         guard.release().await.expect("works");
     });
     assert_eq!(recorded.sum("syncguard_renewals_failed_total backend=memory"), Some(1.0));

@@ -102,6 +102,7 @@ macro_rules! lua {
     ($file:literal) => {
         concat!(
             include_str!("../src/backends/redis/lua/common.lua"),
+            include_str!("../src/backends/redis/lua/fence.lua"),
             include_str!("../src/backends/redis/lua/find.lua"),
             include_str!(concat!("../src/backends/redis/lua/", $file))
         )
@@ -148,6 +149,9 @@ impl Bare {
             .arg(if self.is_plain { &lock } else { "32000" })
             .arg(format!("\"{key}\""))
             .arg("900000000000000")
+            .arg("0")
+            .arg("0")
+            .arg("0")
             .invoke_async(&mut self.raw)
             .await
             .unwrap();
@@ -159,7 +163,8 @@ impl Bare {
             .arg("0")
             .arg("bare:wake")
             .arg("bare:wake:")
-            .arg("PUBLISH");
+            .arg("")
+            .arg("");
         assert_eq!(call.invoke_async::<i64>(&mut self.raw).await.unwrap(), 1);
     }
 }

@@ -1,26 +1,45 @@
 //! Operations that travel together ([ADR 057](../../../../docs/adr/057-batches.md)).
 //!
-//! While enough batches of a kind are on their way, operations of that kind that arrive gather, and
-//! go with the next batch. An operation that finds fewer on their way is sent at once. There is no
-//! timer that delays an operation, and no task: every batch is sent by one of the callers whose
-//! operations it contains, its *leader*.
+//! While a batch of one kind is on its way, operations of that kind that arrive gather, and go with
+//! the next batch. An operation that finds none on its way is sent at once, by its caller. What has gathered is sent by a task, so that no caller depends on the others being
+//! polled. No timer delays an operation.
 
+use std::cell::Cell;
 use std::collections::{HashSet, VecDeque};
+use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::timeout;
 
 use super::BoxFuture;
-use super::detach::DetachOnDrop;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::sync::{Mutex, MutexGuard};
 
 /// How long a batch keeps the next one waiting. After that, what has gathered is sent without it,
 /// so that a connection that no longer answers, or one slow operation, delays no other.
 const OVERDUE: Duration = Duration::from_millis(50);
+
+thread_local! {
+    /// Whether the operation that is being started is one of several; see [`together`].
+    static IS_TOGETHER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Polls a future that starts several operations at once. They go in one batch where batches exist.
+pub(crate) async fn together<F: Future>(operations: F) -> F::Output {
+    let mut operations = pin!(operations);
+    poll_fn(|context| {
+        let outer = IS_TOGETHER.replace(true);
+        let polled = operations.as_mut().poll(context);
+        IS_TOGETHER.set(outer);
+        polled
+    })
+    .await
+}
 
 /// One operation of a batch.
 pub(crate) trait Batched: Send + 'static {
@@ -38,10 +57,10 @@ pub(crate) struct Batcher<O: Batched> {
 
 struct BatchQueue<O: Batched> {
     state: Mutex<BatchState<O>>,
+    /// Notified when a batch is back, or enough operations for a full one have gathered.
+    may_depart: Notify,
     /// The most operations of one batch.
     limit: usize,
-    /// How many batches may be on their way before operations gather.
-    depth: usize,
 }
 
 struct BatchState<O: Batched> {
@@ -49,114 +68,144 @@ struct BatchState<O: Batched> {
     in_flight: usize,
     /// Operations that wait for the next batch.
     gathered: VecDeque<Gathered<O>>,
+    /// Whether a task will send them.
+    is_boarding: bool,
     /// Whether the last batch had more than one operation.
     has_company: bool,
 }
 
 struct Gathered<O: Batched> {
     operation: O,
-    reply: oneshot::Sender<Reply<O>>,
+    reply: ReplySender<O>,
 }
 
-/// What the caller of a gathered operation receives.
-enum Reply<O: Batched> {
-    /// Its operation, to send with all others that have gathered.
-    Lead(O, Departure<O>),
-    Answer(Result<O::Answer>),
+/// The duty to send what has gathered. If it cannot be done, because the runtime has ended, the
+/// callers learn it.
+struct Boarding<O: Batched>(Option<Arc<BatchQueue<O>>>);
+
+impl<O: Batched> Drop for Boarding<O> {
+    fn drop(&mut self) {
+        if let Some(queue) = self.0.take() {
+            let mut state = queue.state();
+            state.is_boarding = false;
+            let gathered = std::mem::take(&mut state.gathered);
+            drop(state);
+            drop(gathered);
+        }
+    }
 }
 
-/// The right to send the next batch. When it is dropped, one of the gathered operations gets it.
+/// A batch that is on its way.
 struct Departure<O: Batched> {
     queue: Arc<BatchQueue<O>>,
 }
 
 impl<O: Batched> Drop for Departure<O> {
     fn drop(&mut self) {
-        self.queue.pass_on();
+        self.queue.state().in_flight -= 1;
+        self.queue.may_depart.notify_one();
     }
 }
 
+type Taken<O> = (Vec<O>, Vec<ReplySender<O>>, Departure<O>, Option<Boarding<O>>);
+
+type ReplySender<O> = oneshot::Sender<Result<<O as Batched>::Answer>>;
+
 enum Joined<O: Batched> {
-    Leads(O, Departure<O>),
-    Waits(oneshot::Receiver<Reply<O>>),
+    Alone(O, Departure<O>),
+    /// The first that gathers also starts the task.
+    Gathers(oneshot::Receiver<Result<O::Answer>>, Option<Boarding<O>>),
 }
 
 impl<O: Batched> Batcher<O> {
-    /// Creates a batcher whose batches have at most `limit` operations. Operations gather while
-    /// `depth` batches are on their way.
-    pub(crate) fn new(limit: usize, depth: usize) -> Self {
-        let state = BatchState { in_flight: 0, gathered: VecDeque::new(), has_company: false };
-        Self { queue: Arc::new(BatchQueue { state: Mutex::new(state), limit, depth }) }
+    /// Creates a batcher whose batches have at most `limit` operations.
+    pub(crate) fn new(limit: usize) -> Self {
+        let state = BatchState {
+            in_flight: 0,
+            gathered: VecDeque::new(),
+            is_boarding: false,
+            has_company: false,
+        };
+        let (state, may_depart) = (Mutex::new(state), Notify::new());
+        Self { queue: Arc::new(BatchQueue { state, may_depart, limit }) }
     }
 
     /// Sends an operation, together with others if there are any, and returns its answer.
     ///
     /// `send` gets a batch, which is never empty, and returns an answer for each operation, in the
-    /// same order. It is called only if this caller is the leader.
+    /// same order.
     ///
     /// # Cancel safety
     ///
     /// If you drop the future while its operation gathers, the operation is not sent. Later, its
-    /// batch continues in the background if it contains operations of others; otherwise the future
-    /// that `send` returned is dropped.
+    /// batch continues in the background; if the operation was sent alone, the future that `send`
+    /// returned is dropped.
     pub(crate) async fn run<Sending>(
         &self,
         operation: O,
-        send: impl FnOnce(Vec<O>) -> Sending + Send,
+        send: impl Fn(Vec<O>) -> Sending + Send + Sync + 'static,
     ) -> Result<O::Answer>
     where
         Sending: Future<Output = Vec<Result<O::Answer>>> + Send + 'static,
     {
-        let (operation, departure) = match self.queue.join(operation) {
-            Joined::Leads(operation, departure) => (operation, departure),
-            Joined::Waits(reply) => match reply.await {
-                Ok(Reply::Lead(operation, departure)) => (operation, departure),
-                Ok(Reply::Answer(answer)) => return answer,
-                Err(_closed) => return Err(abandoned()),
-            },
-        };
-        if self.queue.state().has_company {
-            // Tasks that are ready to run join, such as those that the last batch has answered.
-            tokio::task::yield_now().await;
-        }
-        let (operations, replies) = self.queue.take(operation);
-        if replies.is_empty() {
-            return deliver(send(operations), departure, replies).await;
-        }
-        let runtime = tokio::runtime::Handle::try_current();
-        let flight = deliver(send(operations), departure, replies);
-        let detach = move |flight: Option<BoxFuture<'static, Result<O::Answer>>>| {
-            if let (Some(flight), Ok(runtime)) = (flight, runtime) {
-                spawn(&runtime, flight);
+        match self.queue.join(operation, IS_TOGETHER.get()) {
+            Joined::Alone(operation, departure) => {
+                let (answers, _departure) = answers(send(vec![operation]), departure).await;
+                answers.into_iter().next().unwrap_or_else(|| Err(abandoned()))
             }
-        };
-        DetachOnDrop::new(flight, detach).await
+            Joined::Gathers(answer, boarding) => {
+                if let Some(boarding) = boarding {
+                    spawn(depart(boarding, Arc::new(send)));
+                }
+                answer.await.unwrap_or_else(|_closed| Err(abandoned()))
+            }
+        }
     }
 }
 
-/// Waits for the answers of a batch and passes them on. Returns that of the leader.
-async fn deliver<O: Batched>(
-    sending: impl Future<Output = Vec<Result<O::Answer>>> + Send,
-    departure: Departure<O>,
-    replies: Vec<oneshot::Sender<Reply<O>>>,
-) -> Result<O::Answer> {
-    let mut sending = pin!(sending);
-    let (answers, departure) = match tokio::time::timeout(OVERDUE, sending.as_mut()).await {
-        Ok(answers) => (answers, Some(departure)),
-        Err(_elapsed) => {
-            drop(departure);
-            (sending.await, None)
+/// Sends what has gathered as soon as a batch may leave.
+fn depart<O, Send, Sending>(boarding: Boarding<O>, send: Arc<Send>) -> BoxFuture<'static, ()>
+where
+    O: Batched,
+    Send: Fn(Vec<O>) -> Sending + std::marker::Send + Sync + 'static,
+    Sending: Future<Output = Vec<Result<O::Answer>>> + std::marker::Send + 'static,
+{
+    Box::pin(async move {
+        let Some(queue) = boarding.0.clone() else { return };
+        while queue.must_wait() {
+            if timeout(OVERDUE, queue.may_depart.notified()).await.is_err() {
+                break;
+            }
         }
-    };
-    let mut answers = answers.into_iter();
-    let own = answers.next();
-    for (reply, answer) in replies.into_iter().zip(answers) {
-        // A caller that was dropped needs no answer.
-        drop(reply.send(Reply::Answer(answer)));
+        // Tasks that are ready to run join, such as those that the last batch has answered.
+        tokio::task::yield_now().await;
+        let (operations, replies, departure, rest) = queue.take(boarding);
+        if let Some(rest) = rest {
+            spawn(depart(rest, Arc::clone(&send)));
+        }
+        if operations.is_empty() {
+            return;
+        }
+        let (answers, departure) = answers(send(operations), departure).await;
+        for (reply, answer) in replies.into_iter().zip(answers) {
+            // A caller that was dropped needs no answer.
+            drop(reply.send(answer));
+        }
+        drop(departure);
+    })
+}
+
+/// Waits for the answers of a batch. If they are overdue, the next batch may leave before.
+async fn answers<O: Batched>(
+    sending: impl Future<Output = Vec<Result<O::Answer>>>,
+    departure: Departure<O>,
+) -> (Vec<Result<O::Answer>>, Option<Departure<O>>) {
+    let mut sending = pin!(sending);
+    if let Ok(answers) = timeout(OVERDUE, sending.as_mut()).await {
+        return (answers, Some(departure));
     }
-    // Last, because a runtime runs the task that was woken last before the others.
     drop(departure);
-    own.unwrap_or_else(|| Err(abandoned()))
+    (sending.await, None)
 }
 
 impl<O: Batched> BatchQueue<O> {
@@ -164,68 +213,58 @@ impl<O: Batched> BatchQueue<O> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn join(self: &Arc<Self>, operation: O) -> Joined<O> {
+    fn join(self: &Arc<Self>, operation: O, is_together: bool) -> Joined<O> {
         let mut state = self.state();
-        // A full batch has nothing to wait for.
-        let is_full = state.gathered.len() + 1 >= self.limit;
-        if state.in_flight < self.depth || is_full {
+        let expects_others = is_together || state.has_company;
+        if state.in_flight == 0 && !state.is_boarding && !expects_others {
             state.in_flight += 1;
-            return Joined::Leads(operation, Departure { queue: Arc::clone(self) });
+            return Joined::Alone(operation, Departure { queue: Arc::clone(self) });
         }
         let (reply, answer) = oneshot::channel();
         state.gathered.push_back(Gathered { operation, reply });
-        Joined::Waits(answer)
+        if state.gathered.len() >= self.limit {
+            self.may_depart.notify_one();
+        }
+        let is_first = !std::mem::replace(&mut state.is_boarding, true);
+        Joined::Gathers(answer, is_first.then(|| Boarding(Some(Arc::clone(self)))))
     }
 
-    /// Takes the next batch, which begins with an operation of the leader. Operations whose callers
-    /// are gone are dropped.
-    fn take(&self, first: O) -> (Vec<O>, Vec<oneshot::Sender<Reply<O>>>) {
+    fn must_wait(&self) -> bool {
+        let state = self.state();
+        // A full batch has nothing to wait for.
+        state.in_flight > 0 && state.gathered.len() < self.limit
+    }
+
+    /// Takes the next batch. What it has no room for, or what conflicts, remains to be sent.
+    /// Operations whose callers are gone are dropped.
+    fn take(self: &Arc<Self>, mut boarding: Boarding<O>) -> Taken<O> {
+        boarding.0 = None;
         let mut state = self.state();
         let gathered = std::mem::take(&mut state.gathered);
-        let count = gathered.len().min(self.limit - 1);
-        let (mut operations, mut replies) =
-            (Vec::with_capacity(count + 1), Vec::with_capacity(count));
-        if !gathered.is_empty() {
-            let hasher = RandomState::new();
-            let hash = |operation: &O| operation.conflict_key().map(|key| hasher.hash_one(key));
-            let mut keys: HashSet<u64> = hash(&first).into_iter().collect();
-            for Gathered { operation, reply } in gathered {
-                if reply.is_closed() {
-                    continue;
-                }
-                // Two keys with the same hash are merely sent one after the other.
-                let fits = replies.len() < count
-                    && hash(&operation).is_none_or(|conflict_key| keys.insert(conflict_key));
-                if fits {
-                    operations.push(operation);
-                    replies.push(reply);
-                } else {
-                    state.gathered.push_back(Gathered { operation, reply });
-                }
+        let count = gathered.len().min(self.limit);
+        let (mut operations, mut replies) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let hasher = RandomState::new();
+        let mut keys = HashSet::new();
+        for Gathered { operation, reply } in gathered {
+            if reply.is_closed() {
+                continue;
+            }
+            // Two keys with the same hash are merely sent one after the other.
+            let fits = operations.len() < count
+                && operation.conflict_key().is_none_or(|key| keys.insert(hasher.hash_one(key)));
+            if fits {
+                operations.push(operation);
+                replies.push(reply);
+            } else {
+                state.gathered.push_back(Gathered { operation, reply });
             }
         }
-        state.has_company = !replies.is_empty();
+        state.in_flight += 1;
+        state.has_company = operations.len() > 1;
+        state.is_boarding = !state.gathered.is_empty();
+        let rest = state.is_boarding.then(|| Boarding(Some(Arc::clone(self))));
         drop(state);
-        operations.insert(0, first);
-        (operations, replies)
-    }
-
-    /// Lets the first of the gathered operations lead the next batch.
-    fn pass_on(self: &Arc<Self>) {
-        let mut state = self.state();
-        loop {
-            let Some(Gathered { operation, reply }) = state.gathered.pop_front() else {
-                state.in_flight -= 1;
-                return;
-            };
-            if !reply.is_closed() {
-                drop(state);
-                let departure = Departure { queue: Arc::clone(self) };
-                // If its caller is dropped meanwhile, so is the departure, which is passed on.
-                drop(reply.send(Reply::Lead(operation, departure)));
-                return;
-            }
-        }
+        (operations, replies, Departure { queue: Arc::clone(self) }, rest)
     }
 }
 
@@ -234,15 +273,17 @@ fn abandoned() -> Error {
     Error::new(ErrorCode::ServiceUnavailable, "the runtime that sent this operation has ended")
 }
 
-/// Continues a batch whose leader was dropped.
-fn spawn<T: Send + 'static>(runtime: &tokio::runtime::Handle, flight: BoxFuture<'static, T>) {
+/// Starts the task that sends a batch.
+fn spawn(batch: BoxFuture<'static, ()>) {
     #[cfg(test)]
     if shuttle::current::try_get_current_task().is_some() {
         // Dropping the handle would let the schedule end before the task.
-        std::mem::forget(shuttle::future::spawn(flight));
+        std::mem::forget(shuttle::future::spawn(batch));
         return;
     }
-    runtime.spawn(flight);
+    if let Ok(runtime) = Handle::try_current() {
+        runtime.spawn(batch);
+    }
 }
 
 #[cfg(test)]
@@ -253,6 +294,7 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
+    use crate::common::join::join_all;
 
     /// An operation with a number, which is also its answer.
     struct Numbered {
@@ -277,7 +319,7 @@ mod tests {
 
     impl Server {
         fn new(limit: usize) -> Arc<Self> {
-            let (batcher, sent) = (Batcher::new(limit, 1), Mutex::default());
+            let (batcher, sent) = (Batcher::new(limit), Mutex::default());
             Arc::new(Self { batcher, sent, permits: Semaphore::new(0) })
         }
 
@@ -287,11 +329,14 @@ mod tests {
 
         async fn call_with(self: Arc<Self>, number: usize, key: Option<&str>) -> Result<usize> {
             let server = Arc::clone(&self);
-            let send = move |batch: Vec<Numbered>| async move {
-                let numbers: Vec<usize> = batch.iter().map(|one| one.number).collect();
-                server.sent.lock().expect("no panic").push(numbers.clone());
-                server.permits.acquire().await.expect("open").forget();
-                numbers.into_iter().map(Ok).collect()
+            let send = move |batch: Vec<Numbered>| {
+                let server = Arc::clone(&server);
+                async move {
+                    let numbers: Vec<usize> = batch.iter().map(|one| one.number).collect();
+                    server.sent.lock().expect("no panic").push(numbers.clone());
+                    server.permits.acquire().await.expect("open").forget();
+                    numbers.into_iter().map(Ok).collect()
+                }
             };
             let conflict_key = key.map(str::to_owned);
             self.batcher.run(Numbered { number, conflict_key }, send).await
@@ -347,7 +392,7 @@ mod tests {
     async fn a_full_batch_does_not_wait() {
         let server = Server::new(3);
         let calls = server.start(1..=5).await;
-        assert_eq!(server.sent(), [vec![1], vec![4, 2, 3]]);
+        assert_eq!(server.sent(), [vec![1], vec![2, 3, 4]]);
         server.permits.add_permits(3);
         assert_eq!(answers(calls).await, [1, 2, 3, 4, 5]);
     }
@@ -392,6 +437,64 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_caller_that_is_not_polled_keeps_no_other_waiting() {
+        let server = Server::new(64);
+        // Sent alone, and not polled again.
+        let mut alone = Box::pin(Arc::clone(&server).call(1));
+        assert!(futures_util::poll!(&mut alone).is_pending());
+        // Gathers, and is not polled again.
+        let mut gathers = Box::pin(Arc::clone(&server).call(2));
+        assert!(futures_util::poll!(&mut gathers).is_pending());
+        server.permits.add_permits(3);
+        let others = server.start(3..=4).await;
+        let answered = timeout(OVERDUE * 10, answers(others)).await;
+        assert_eq!(answered.expect("not kept waiting"), [3, 4]);
+        assert_eq!(server.sent(), [vec![1], vec![2, 3, 4]]);
+        assert_eq!(gathers.await.expect("an answer"), 2);
+        assert_eq!(alone.await.expect("an answer"), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn operations_that_are_started_together_go_in_one_batch() {
+        let server = Server::new(64);
+        server.permits.add_permits(2);
+        let calls = || join_all((1..=4).map(|number| Arc::clone(&server).call(number)));
+        drop(together(calls()).await);
+        assert_eq!(server.sent(), [vec![1, 2, 3, 4]]);
+    }
+
+    #[test]
+    fn a_runtime_that_ends_abandons_its_batch_and_no_other() {
+        let server = Server::new(64);
+        let runtime = || {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            runtime.enable_time().start_paused(true).build().expect("a runtime")
+        };
+        let (ending, lasting) = (runtime(), runtime());
+        let calls: Vec<_> = lasting.block_on(async {
+            let _inside = ending.enter();
+            let mut calls = Vec::new();
+            for number in 1..=3 {
+                let mut call = Box::pin(Arc::clone(&server).call(number));
+                assert!(futures_util::poll!(&mut call).is_pending());
+                calls.push(call);
+            }
+            calls
+        });
+        drop(ending);
+        lasting.block_on(async {
+            let mut calls = calls.into_iter();
+            server.permits.add_permits(2);
+            assert_eq!(calls.next().expect("three").await.expect("an answer"), 1);
+            for call in calls {
+                assert_eq!(call.await.expect_err("not sent").code(), ErrorCode::ServiceUnavailable);
+            }
+            assert_eq!(Arc::clone(&server).call(4).await.expect("an answer"), 4);
+        });
+        assert_eq!(server.sent(), [vec![1], vec![4]]);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_key_is_in_a_batch_only_once() {
         let server = Server::new(64);
         let keys = [Some("a"), Some("b"), Some("c"), Some("b"), None, None];
@@ -410,15 +513,17 @@ mod tests {
         crate::lock::schedules::explore("batches", |_time| async {
             const CALLERS: usize = 4;
             let (batcher, count) =
-                (Arc::new(Batcher::<Numbered>::new(3, 1)), Arc::new(AtomicUsize::new(0)));
+                (Arc::new(Batcher::<Numbered>::new(3)), Arc::new(AtomicUsize::new(0)));
             let callers = (0..CALLERS).map(|number| {
                 let (batcher, count) = (Arc::clone(&batcher), Arc::clone(&count));
                 shuttle::future::spawn(async move {
                     let key = thread_rng().gen_range(0..2_u8).to_string();
-                    let send = move |batch: Vec<Numbered>| async move {
+                    let send = move |batch: Vec<Numbered>| {
                         count.fetch_add(batch.len(), Ordering::Relaxed);
-                        shuttle::future::yield_now().await;
-                        batch.into_iter().map(|one| Ok(one.number)).collect()
+                        async move {
+                            shuttle::future::yield_now().await;
+                            batch.into_iter().map(|one| Ok(one.number)).collect()
+                        }
                     };
                     let operation = Numbered { number, conflict_key: Some(key) };
                     let call = batcher.run(operation, send);

@@ -27,10 +27,6 @@ use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 /// callers wait longer.
 pub(super) const LIMIT: usize = 64;
 
-/// How many batches of a kind are on their way at a time: while one waits for the disk, the server
-/// works on the other, and both may share a flush.
-pub(super) const DEPTH: usize = 2;
-
 /// How long a batch waits for a row or an advisory lock that another transaction has, in
 /// milliseconds. Then each of its operations is sent by itself, with the usual limit.
 const LOCK_TIMEOUT_MS: &str = "50";

@@ -128,9 +128,9 @@ impl PostgresBackend {
             fences: config.fences,
             looked_for_holder: Mutex::new(Instant::now()),
             background,
-            acquires: Batcher::new(batches::LIMIT, batches::DEPTH),
-            releases: Batcher::new(batches::LIMIT, batches::DEPTH),
-            extends: Batcher::new(batches::LIMIT, batches::DEPTH),
+            acquires: Batcher::new(batches::LIMIT),
+            releases: Batcher::new(batches::LIMIT),
+            extends: Batcher::new(batches::LIMIT),
         };
         let backend = Self { shared: Arc::new(shared) };
         let findings = backend.read_findings().await.map_err(|error| named(error, "connect"))?;
@@ -351,7 +351,7 @@ impl PostgresBackend {
     async fn try_acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let operation = self.acquire_operation(request)?;
         let backend = self.clone();
-        let send = move |operations| Box::pin(backend.acquire_batch(operations));
+        let send = move |operations| Box::pin(backend.clone().acquire_batch(operations));
         let (operation, row) = self.shared.acquires.run(operation, send).await?;
         let fences = self.shared.fences;
         if let Some(outcome) = outcome(&row, request, fences)? {
@@ -365,13 +365,13 @@ impl PostgresBackend {
 
     async fn try_release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let backend = self.clone();
-        let send = move |operations| Box::pin(backend.release_batch(operations));
+        let send = move |operations| Box::pin(backend.clone().release_batch(operations));
         self.shared.releases.run(Self::release_operation(request), send).await
     }
 
     async fn try_extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
         let backend = self.clone();
-        let send = move |operations| Box::pin(backend.extend_batch(operations));
+        let send = move |operations| Box::pin(backend.clone().extend_batch(operations));
         self.shared.extends.run(Self::extend_operation(request), send).await
     }
 }

@@ -11,10 +11,6 @@ use crate::contract::batch::{Batched, Batcher};
 /// The most operations of one batch. The server does nothing else while it runs one.
 const LIMIT: usize = 64;
 
-/// How many batches of a kind are on their way at a time: while the answers of one travel back, the
-/// server works on the other.
-const DEPTH: usize = 2;
-
 /// A call of a script for one lock.
 pub(super) struct Call {
     keys: Vec<String>,
@@ -68,7 +64,7 @@ pub(super) struct Batches {
 
 impl Batches {
     pub(super) fn new() -> Self {
-        let [acquires, releases, extends] = [(); 3].map(|()| Batcher::new(LIMIT, DEPTH));
+        let [acquires, releases, extends] = [(); 3].map(|()| Batcher::new(LIMIT));
         Self { acquires, releases, extends }
     }
 }
@@ -107,7 +103,7 @@ impl RedisBackend {
             Operation::Extend => &kinds.extends,
         };
         let backend = self.clone();
-        let send = move |calls| Box::pin(backend.run_batch(operation, calls));
+        let send = move |calls| Box::pin(backend.clone().run_batch(operation, calls));
         batcher.run(Call::new(keys, arguments), send).await
     }
 

@@ -1,5 +1,5 @@
 //! The engine under many schedules: shuttle decides at every use of a shared mutex, and at every
-//! await, which task continues ([ADR 051](../../../../docs/adr/051-below-the-store.md)).
+//! await, which task continues ([ADR 051](../../../../../docs/adr/051-below-the-store.md)).
 //!
 //! Time stands still unless a scenario's clock moves it. A waiter that misses its wake-up is then
 //! not saved by a timer: shuttle reports a deadlock.

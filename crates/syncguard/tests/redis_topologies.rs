@@ -223,62 +223,6 @@ async fn a_slot_that_moves_is_followed() {
     wakes(&backend, &backend, "w").await;
 }
 
-/// A slot that moves from one node to another, for as long as a test wants.
-struct Migration<'a> {
-    cluster: &'a RedisCluster,
-    from: usize,
-    to: usize,
-    slot: String,
-}
-
-impl<'a> Migration<'a> {
-    fn begin(cluster: &'a RedisCluster, tag: &str) -> Self {
-        let slot = cluster.nodes()[0].cli(&["CLUSTER", "KEYSLOT", tag]).trim().to_owned();
-        let from = cluster.node_of(tag);
-        let to = (from + 1) % 3;
-        let migration = Self { cluster, from, to, slot };
-        let (source, target) = (migration.id(from), migration.id(to));
-        let slot = &migration.slot;
-        migration.run(to, &["CLUSTER", "SETSLOT", slot, "IMPORTING", &source]);
-        migration.run(from, &["CLUSTER", "SETSLOT", slot, "MIGRATING", &target]);
-        migration
-    }
-
-    fn id(&self, node: usize) -> String {
-        self.cluster.nodes()[node].cli(&["CLUSTER", "MYID"]).trim().to_owned()
-    }
-
-    fn run(&self, node: usize, arguments: &[&str]) {
-        let printed = self.cluster.nodes()[node].cli(arguments);
-        assert!(printed.contains("OK") || printed.contains("NOKEY"), "{arguments:?}: {printed}");
-    }
-
-    /// Moves these keys.
-    fn move_keys(&self, names: &[&str]) {
-        let port = self.cluster.nodes()[self.to].port().to_string();
-        let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "1000", "KEYS"];
-        migrate.extend(names);
-        self.run(self.from, &migrate);
-    }
-
-    fn finish(&self) {
-        loop {
-            let slot = &self.slot;
-            let names =
-                self.cluster.nodes()[self.from].cli(&["CLUSTER", "GETKEYSINSLOT", slot, "99"]);
-            let names: Vec<&str> = names.lines().filter(|name| !name.is_empty()).collect();
-            if names.is_empty() {
-                break;
-            }
-            self.move_keys(&names);
-        }
-        let target = self.id(self.to);
-        for node in [self.to, self.from, (self.from + 2) % 3] {
-            self.run(node, &["CLUSTER", "SETSLOT", &self.slot, "NODE", &target]);
-        }
-    }
-}
-
 /// While a slot moves, which may take hours, locks are acquired, extended and released, wherever
 /// their keys are at the moment.
 #[tokio::test(flavor = "multi_thread")]
@@ -291,7 +235,7 @@ async fn locks_work_while_their_slot_moves() {
     let (moves, _) = grant(&backend, "moves").await;
     let (splits, _) = grant(&backend, "splits").await;
     let (undone, _) = grant(&backend, "undone").await;
-    let migration = Migration::begin(&cluster, "{locks}");
+    let migration = cluster.begin_migration("{locks}");
     let index = |request: &AcquireRequest| format!("{{locks}}:id:{}", request.lock_id().expose());
     migration.move_keys(&["{locks}:fence:{locks}:moved and used before"]);
     migration.move_keys(&["{locks}:moves", &index(&moves), "{locks}:fence:{locks}:moves"]);
@@ -365,7 +309,7 @@ async fn fences_from_the_clock_grow_while_their_slot_moves() {
     for (name, last) in ["stays", "moves", "fresh"].into_iter().zip(&mut last).take(2) {
         *last = cycle(&backend, name).await.expect("works");
     }
-    let migration = Migration::begin(&cluster, "{locks}");
+    let migration = cluster.begin_migration("{locks}");
     migration.move_keys(&["{locks}:fence:{locks}:moves"]);
     for round in 0..4 {
         for (name, last) in ["stays", "moves", "fresh"].into_iter().zip(&mut last) {
@@ -417,7 +361,7 @@ async fn a_moving_slot_has_one_holder_at_a_time() {
         eventually(what, async || granted() >= goal).await;
     };
     enough("before").await;
-    let migration = Migration::begin(&cluster, "{locks}");
+    let migration = cluster.begin_migration("{locks}");
     enough("the counter is where the slot was").await;
     migration.move_keys(&["{locks}:k"]);
     enough("the lock may have moved").await;

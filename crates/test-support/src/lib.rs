@@ -19,4 +19,4 @@ pub use fuzz::fuzz;
 pub use postgres::{PgBouncer, PostgresOptions, PostgresServer};
 pub use process::{TempDir, find_program};
 pub use proxy::{Fault, Proxy};
-pub use redis::{RedisCluster, RedisOptions, RedisSentinel, RedisServer};
+pub use redis::{Migration, RedisCluster, RedisOptions, RedisSentinel, RedisServer};

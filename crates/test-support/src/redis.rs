@@ -236,25 +236,55 @@ impl RedisCluster {
     /// Panics if the server does not start.
     #[must_use]
     pub fn start(replicas: usize) -> Option<Self> {
+        Self::start_with(replicas, &RedisOptions::default())
+    }
+
+    /// Starts a Cluster whose nodes have these options. If Redis is not installed, prints that and
+    /// returns `None`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server does not start.
+    #[must_use]
+    pub fn start_with(replicas: usize, options: &RedisOptions) -> Option<Self> {
+        /// A port may be taken between its choice and its use.
+        const ATTEMPTS: u32 = 3;
+        let mut printed = String::new();
+        for _ in 0..ATTEMPTS {
+            match Self::try_start(replicas, options)? {
+                Ok(cluster) => return Some(cluster),
+                Err(failure) => printed = failure,
+            }
+        }
+        panic!("the cluster does not start:\n{printed}");
+    }
+
+    /// Starts a Cluster, or returns what `redis-cli` has printed.
+    fn try_start(replicas: usize, options: &RedisOptions) -> Option<Result<Self, String>> {
         let mut nodes = Vec::new();
         for _ in 0..3 * (1 + replicas) {
             // Set the cluster bus port, because the default, port + 10000, may be in use.
-            let options = RedisOptions::default()
+            let options = options
+                .clone()
                 .with(["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"])
                 .with(["--cluster-port", &free_port().to_string()]);
             nodes.push(RedisServer::start(&options)?);
         }
         let addresses: Vec<_> =
             nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
-        let mut create = vec!["--cluster", "create"];
+        // It waits forever for a node that cannot reach the others.
+        let mut create = vec!["20", "redis-cli", "--cluster", "create"];
         create.extend(addresses.iter().map(String::as_str));
         let replicas = replicas.to_string();
         create.extend(["--cluster-replicas", &replicas, "--cluster-yes"]);
-        let printed = cli(&create);
-        wait_until(&format!("the cluster does not start:\n{printed}"), || {
+        let output = Command::new("timeout").args(create).output().expect("timeout runs");
+        if !output.status.success() {
+            return Some(Err(String::from_utf8_lossy(&output.stdout).into_owned()));
+        }
+        wait_until("the cluster does not start", || {
             nodes.iter().all(|node| node.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok"))
         });
-        Some(Self { nodes })
+        Some(Ok(Self { nodes }))
     }
 
     /// Returns the nodes.
@@ -310,6 +340,80 @@ impl RedisCluster {
     pub fn node_of(&self, name: &str) -> usize {
         let serves = |node: &RedisServer| !node.cli(&["GET", name]).starts_with("MOVED");
         self.nodes.iter().position(serves).expect("a node serves the slot")
+    }
+}
+
+impl RedisCluster {
+    /// Begins to move the slot of a name to the next of the first three nodes. Its keys stay until
+    /// they are moved.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a node refuses it.
+    #[must_use]
+    pub fn begin_migration(&self, name: &str) -> Migration<'_> {
+        let slot = self.nodes[0].cli(&["CLUSTER", "KEYSLOT", name]).trim().to_owned();
+        let from = self.node_of(name);
+        let migration = Migration { cluster: self, from, to: (from + 1) % 3, slot };
+        let (source, target) = (migration.id(from), migration.id(migration.to));
+        let slot = &migration.slot;
+        migration.run(migration.to, &["CLUSTER", "SETSLOT", slot, "IMPORTING", &source]);
+        migration.run(from, &["CLUSTER", "SETSLOT", slot, "MIGRATING", &target]);
+        migration
+    }
+}
+
+/// A slot that moves from one node to another, for as long as a test wants.
+#[derive(Debug)]
+pub struct Migration<'a> {
+    cluster: &'a RedisCluster,
+    from: usize,
+    to: usize,
+    slot: String,
+}
+
+impl Migration<'_> {
+    fn id(&self, node: usize) -> String {
+        self.cluster.nodes[node].cli(&["CLUSTER", "MYID"]).trim().to_owned()
+    }
+
+    fn run(&self, node: usize, arguments: &[&str]) {
+        let printed = self.cluster.nodes[node].cli(arguments);
+        assert!(printed.contains("OK") || printed.contains("NOKEY"), "{arguments:?}: {printed}");
+    }
+
+    /// Moves these keys.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a node refuses it.
+    pub fn move_keys(&self, names: &[&str]) {
+        let port = self.cluster.nodes[self.to].port().to_string();
+        let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "1000", "KEYS"];
+        migrate.extend(names);
+        self.run(self.from, &migrate);
+    }
+
+    /// Moves all keys that are left, and makes the other node the owner of the slot.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a node refuses it.
+    pub fn finish(&self) {
+        loop {
+            let slot = &self.slot;
+            let names =
+                self.cluster.nodes[self.from].cli(&["CLUSTER", "GETKEYSINSLOT", slot, "99"]);
+            let names: Vec<&str> = names.lines().filter(|name| !name.is_empty()).collect();
+            if names.is_empty() {
+                break;
+            }
+            self.move_keys(&names);
+        }
+        let target = self.id(self.to);
+        for node in [self.to, self.from, (self.from + 2) % 3] {
+            self.run(node, &["CLUSTER", "SETSLOT", &self.slot, "NODE", &target]);
+        }
     }
 }
 

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::Command;
 
 use support::{Store, json, stderr, stdout, syncguard};
-use test_support::{PostgresOptions, PostgresServer, RedisOptions, RedisServer, TempDir};
+use test_support::{
+    PostgresOptions, PostgresServer, RedisCluster, RedisOptions, RedisServer, TempDir,
+};
 
 const NOTICE: &str = "no --url, --url-file or SYNCGUARD_URL";
 
@@ -248,4 +250,36 @@ fn doctor_reports_a_full_store_as_capacity() {
     let checks = diagnosis["checks"].as_array().expect("a list");
     let failed = checks.iter().find(|check| check["severity"] == "error").expect("a failure");
     assert_eq!(failed["subject"], "capacity", "{diagnosis}");
+}
+
+#[test]
+fn a_cluster_with_shards_is_used_by_all_commands() {
+    let Some(cluster) = RedisCluster::start(0) else { return };
+    let url = cluster.url("shards=16");
+    let run = |arguments: &[&str]| {
+        let arguments = [arguments, &["--url", &url]].concat();
+        let output = syncguard(&arguments).output().expect("runs");
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
+        stdout(&output)
+    };
+    let diagnosis = run(&["doctor"]);
+    assert!(
+        diagnosis.contains("ok shards: the locks are distributed over 16 shards"),
+        "{diagnosis}"
+    );
+    assert!(diagnosis.contains("warning full-coverage: "), "{diagnosis}");
+    assert_eq!(run(&["setup"]), "ready\n");
+    let ids: Vec<String> = ["a", "b", "c", "d"]
+        .iter()
+        .map(|key| run(&["acquire", "-q", "-k", key]).trim().to_owned())
+        .collect();
+    let listed = run(&["ls"]);
+    assert!(["a", "b", "c", "d"].iter().all(|key| listed.contains(key)), "{listed}");
+    for id in &ids {
+        run(&["release", id]);
+    }
+    let other = cluster.url("shards=32");
+    let output = syncguard(&["ls", "--url", &other]).output().expect("runs");
+    assert_eq!(output.status.code(), Some(125), "{}", stderr(&output));
+    assert!(stderr(&output).contains("this store has 16 shards, not 32"), "{}", stderr(&output));
 }

@@ -1,15 +1,18 @@
-//! The conformance kit on real Redis servers: standalone, a Cluster, through the fault proxy, with
-//! long prefixes and on the caller's own connection.
+//! The conformance kit on real Redis servers: standalone, a Cluster with one slot and with shards,
+//! through the fault proxy, with long prefixes and on the caller's own connection.
 #![cfg(all(feature = "redis", feature = "conformance"))]
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::cluster::ClusterClient;
+use redis::cluster_async::ClusterConnection;
 use redis::{AsyncCommands, Client};
 use serde_json::{Value, json};
 use syncguard::backend::{KeySpace, Layer};
 use syncguard::conformance::{Crowded, Fixture, RawLock};
+use syncguard::diagnostics::explain_key;
 use syncguard::redis::RedisConfig;
 use syncguard::telemetry::{TelemetryLayer, TracingSink};
 use syncguard::{AnyBackend, Fence, FenceSource, Key, LockId, RedisBackend};
@@ -21,13 +24,74 @@ static SERVER: LazyLock<Option<RedisServer>> =
 
 static CLUSTER: LazyLock<Option<RedisCluster>> = LazyLock::new(|| RedisCluster::start(0));
 
-struct RedisFixture {
+struct RedisFixture<C = MultiplexedConnection> {
     config: RedisConfig,
-    space: KeySpace,
+    spaces: Spaces,
     /// A connection to the server that has the records.
-    raw: MultiplexedConnection,
+    raw: C,
     /// The proxy between the backend and the server, if there is one.
     _proxy: Option<Proxy>,
+}
+
+/// Where the records of a key are.
+enum Spaces {
+    One(KeySpace),
+    /// With the URL that a key's shard is looked up by.
+    Shards(String, Vec<KeySpace>),
+}
+
+impl Spaces {
+    const SHARDS: usize = 8;
+
+    fn space(prefix: &str) -> KeySpace {
+        KeySpace::new(prefix, 1000, 26).expect("valid")
+    }
+
+    /// Finds the prefixes of all shards, by looking at keys until each has one.
+    fn shards(url: &str) -> Self {
+        let mut prefixes = std::collections::BTreeSet::new();
+        for number in 0.. {
+            let key = Key::new(number.to_string()).expect("valid");
+            prefixes.insert(Self::shard(url, &key).prefix().to_owned());
+            if prefixes.len() == Self::SHARDS {
+                break;
+            }
+        }
+        Self::Shards(url.to_owned(), prefixes.iter().map(|prefix| Self::space(prefix)).collect())
+    }
+
+    fn shard(url: &str, key: &Key) -> KeySpace {
+        let names = explain_key(url, key).expect("valid");
+        let index = &names.iter().find(|(kind, _)| *kind == "index").expect("it has one").1;
+        Self::space(index.strip_suffix(":id:<lock id>").expect("an index entry"))
+    }
+
+    fn of(&self, key: &Key) -> KeySpace {
+        match self {
+            Self::One(space) => space.clone(),
+            Self::Shards(url, _) => Self::shard(url, key),
+        }
+    }
+
+    fn all(&self) -> &[KeySpace] {
+        match self {
+            Self::One(space) => std::slice::from_ref(space),
+            Self::Shards(_, spaces) => spaces,
+        }
+    }
+}
+
+impl RedisFixture<ClusterConnection> {
+    /// On the shared Cluster, distributed over its nodes.
+    async fn with_shards() -> Self {
+        let cluster = CLUSTER.as_ref().expect("Redis is installed");
+        let url = cluster.url(&format!("shards={}&prefix=sharded", Spaces::SHARDS));
+        let config = RedisConfig::from_url(&url).expect("a URL");
+        let nodes = cluster.nodes().iter().map(RedisServer::url);
+        let raw = ClusterClient::new(nodes).expect("nodes");
+        let raw = raw.get_async_connection().await.expect("connects");
+        Self { config, spaces: Spaces::shards(&url), raw, _proxy: None }
+    }
 }
 
 impl RedisFixture {
@@ -68,21 +132,23 @@ impl RedisFixture {
     }
 
     async fn new(config: RedisConfig, server: &RedisServer, prefix: &str) -> Self {
-        let space = KeySpace::new(prefix, 1000, 26).expect("valid");
+        let spaces = Spaces::One(Spaces::space(prefix));
         let raw = connection(server).await;
-        Self { config: config.prefix(prefix), space, raw, _proxy: None }
+        Self { config: config.prefix(prefix), spaces, raw, _proxy: None }
     }
+}
 
+impl<C: ConnectionLike + Clone + Send + Sync> RedisFixture<C> {
     fn lock_key(&self, key: &Key) -> String {
-        self.space.lock_key(key).expect("fits")
+        self.spaces.of(key).lock_key(key).expect("fits")
     }
 
     fn fence_key(&self, key: &Key) -> String {
-        self.space.fence_key(&self.lock_key(key)).expect("fits")
+        self.spaces.of(key).fence_key(&self.lock_key(key)).expect("fits")
     }
 
-    fn index_key(&self, lock_id: &LockId) -> String {
-        self.space.index_key(lock_id).expect("fits")
+    fn index_key(&self, key: &Key, lock_id: &LockId) -> String {
+        self.spaces.of(key).index_key(lock_id).expect("fits")
     }
 
     async fn now_ms(&self) -> i64 {
@@ -105,7 +171,7 @@ async fn connection(server: &RedisServer) -> MultiplexedConnection {
     client.get_multiplexed_async_connection().await.expect("connects")
 }
 
-impl Fixture for RedisFixture {
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Fixture for RedisFixture<C> {
     type Backend = RedisBackend;
 
     async fn backend(&self) -> RedisBackend {
@@ -136,11 +202,12 @@ impl Fixture for RedisFixture {
             "expiresAtMs": now + lock.expires_in_ms,
         });
         if let Some(old) = self.peek(&lock.key).await {
-            self.raw.clone().del::<_, ()>(self.index_key(&old.lock_id)).await.expect("works");
+            let index = self.index_key(&lock.key, &old.lock_id);
+            self.raw.clone().del::<_, ()>(index).await.expect("works");
         }
         let lock_key = self.lock_key(&lock.key);
         self.set(&lock_key, &record.to_string()).await;
-        self.set(&self.index_key(&lock.lock_id), &lock_key).await;
+        self.set(&self.index_key(&lock.key, &lock.lock_id), &lock_key).await;
         self.set(&self.fence_key(&lock.key), &lock.fence.get().to_string()).await;
     }
 
@@ -161,8 +228,14 @@ impl Fixture for RedisFixture {
     }
 
     async fn knows_id(&self, lock_id: &LockId) -> bool {
-        // The marker of an undo is empty.
-        self.get(&self.index_key(lock_id)).await.is_some_and(|lock_key| !lock_key.is_empty())
+        for space in self.spaces.all() {
+            let entry = self.get(&space.index_key(lock_id).expect("fits")).await;
+            // The marker of an undo is empty.
+            if entry.is_some_and(|lock_key| !lock_key.is_empty()) {
+                return true;
+            }
+        }
+        false
     }
 
     async fn fence_counter(&self, key: &Key) -> u64 {
@@ -207,5 +280,6 @@ kit!(in_batches_on_cluster, RedisFixture::on_cluster().await.wrapped(Crowded::ne
 kit!(prefix_of_470_bytes, RedisFixture::with_prefix(&"p".repeat(470)).await);
 kit!(prefix_of_950_bytes, RedisFixture::with_prefix(&"p".repeat(950)).await);
 kit!(cluster, RedisFixture::on_cluster().await);
+kit!(shards, RedisFixture::with_shards().await);
 kit!(through_proxy, RedisFixture::through_proxy().await);
 kit!(callers_connection, RedisFixture::by_connection().await);

@@ -128,7 +128,14 @@ async fn examine(backend: &AnyBackend) -> Vec<Check> {
     }
     checks.extend(safety(backend).await);
     checks.extend(fences(backend));
+    checks.extend(shards(backend));
     checks
+}
+
+/// Says over how many shards a store distributes its locks.
+fn shards(backend: &AnyBackend) -> Option<Check> {
+    let count = backend.capabilities().shards?;
+    Some(Check::ok("shards", format!("the locks are distributed over {count} shards")))
 }
 
 /// Checks the store's settings. It only reads.
@@ -189,7 +196,8 @@ fn flaw(error: syncguard::Error) -> Flaw {
 async fn try_a_lock(backend: &AnyBackend) -> Result<Trial, Flaw> {
     const TTL: Duration = Duration::from_secs(10);
     let (key, ttl) = (Key::new("syncguard-doctor").map_err(flaw)?, Ttl::new(TTL).map_err(flaw)?);
-    let request = AcquireRequest::new(key.clone(), ttl).map_err(flaw)?;
+    let capabilities = backend.capabilities();
+    let request = AcquireRequest::for_backend(capabilities, key.clone(), ttl).map_err(flaw)?;
     let started = Instant::now();
     let before = SystemClock.now();
     let AcquireOutcome::Acquired(lease) = backend.acquire(&request).await.map_err(flaw)? else {
@@ -208,7 +216,7 @@ async fn try_a_lock(backend: &AnyBackend) -> Result<Trial, Flaw> {
         let message = "a lock disappeared right after it was acquired";
         return Err(("lock", Failure::new(FAILED, message)));
     }
-    let clock = match backend.capabilities().time_authority {
+    let clock = match capabilities.time_authority {
         TimeAuthority::Server => clock(lease.expires_at(), before, after, TTL),
         // Such a backend compares the clocks itself, and refuses locks if they differ too much.
         TimeAuthority::Client => Check::ok(

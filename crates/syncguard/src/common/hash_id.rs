@@ -83,8 +83,8 @@ impl serde::Serialize for HashId {
         serializer.serialize_str(self.as_str())
     }
 }
+
 /// Returns the FNV-1a hash of a text, which is the same in every process and build.
-#[cfg(feature = "_sql")]
 pub(crate) fn number_of(text: &str) -> u32 {
     let mix = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     text.bytes().fold(0x811C_9DC5, mix)

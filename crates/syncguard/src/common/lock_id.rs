@@ -9,6 +9,15 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use super::error::{Error, Result};
 use super::hash_id::{HashId, hash_key};
 use super::randomness::id_bytes;
+use super::shard::MAX_SHARDS;
+
+/// The bits of the number of a shard that do not fit in one byte.
+const HIGH_BITS: u8 = 0b11;
+
+const _: () = assert!(
+    MAX_SHARDS == ((HIGH_BITS as u16) + 1) << 8,
+    "a lock id must have room for the number of every shard"
+);
 
 /// The secret that proves ownership of a lock: 16 random bytes as 22 base64url characters.
 ///
@@ -16,6 +25,8 @@ use super::randomness::id_bytes;
 ///   you cannot choose it.
 /// * [`parse`](Self::parse) accepts any 22 base64url characters, because another process may have
 ///   generated them.
+/// * In a sharded store it names the shard of its lock: 118 of the 128 bits are random then, and
+///   the last character is not one of canonical base64url.
 /// * It is a secret: anyone who has it can release the lock. `Debug` does not show it, there is no
 ///   `Display`, and only [`expose`](Self::expose) returns the text.
 ///
@@ -37,11 +48,43 @@ impl LockId {
 
     /// Generates a new id from the operating system's randomness.
     pub(crate) fn random() -> Result<Self> {
+        Ok(Self::of_bytes(id_bytes()?))
+    }
+
+    /// Generates a new id that names a shard, whose number is below [`MAX_SHARDS`].
+    ///
+    /// The number replaces the last ten bits. The last character has four bits more than 16 bytes
+    /// need; they are 1 instead of 0, so that no id of 16 bytes looks like one that names a shard.
+    pub(crate) fn random_in_shard(shard: u16) -> Result<Self> {
+        let mut bytes = id_bytes()?;
+        let [high, low] = shard.to_be_bytes();
+        bytes[14] = bytes[14] & !HIGH_BITS | high & HIGH_BITS;
+        bytes[15] = low;
+        let mut id = Self::of_bytes(bytes);
+        // In this alphabet, the characters of 0, 16, 32 and 48 are before those of 1, 17, 33 and 49.
+        id.0[Self::LENGTH - 1] += 1;
+        Ok(id)
+    }
+
+    /// Returns the number of the shard that the id names, if it names one.
+    #[cfg(feature = "redis")]
+    pub(crate) fn shard(&self) -> Option<u16> {
+        let mut text = self.0;
+        let last = text.last_mut()?;
+        if !matches!(*last, b'B' | b'R' | b'h' | b'x') {
+            return None;
+        }
+        *last -= 1;
+        let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
+        Some(u16::from_be_bytes([*bytes.get(14)? & HIGH_BITS, *bytes.get(15)?]))
+    }
+
+    fn of_bytes(bytes: [u8; 16]) -> Self {
         let mut text = [0; Self::LENGTH];
         URL_SAFE_NO_PAD
-            .encode_slice(id_bytes()?, &mut text)
+            .encode_slice(bytes, &mut text)
             .expect("BUG: 16 bytes are 22 base64url characters");
-        Ok(Self(text))
+        Self(text)
     }
 
     /// Parses an id that another process wrote: exactly 22 base64url characters.
@@ -116,5 +159,32 @@ mod tests {
             let bytes = URL_SAFE_NO_PAD.decode(id.expose()).expect("canonical base64url");
             assert_eq!(bytes.len(), 16);
         }
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn an_id_names_its_shard_and_is_random_otherwise() {
+        for shard in 0..MAX_SHARDS {
+            let [one, other] = [(); 2].map(|()| LockId::random_in_shard(shard).expect("random"));
+            assert_eq!(one.shard(), Some(shard));
+            assert_ne!(one, other);
+            assert_eq!(LockId::parse(one.expose()).expect("valid"), one);
+            assert_eq!(LockId::random().expect("random").shard(), None);
+        }
+        for text in ["AAAAAAAAAAAAAAAAAAAAAA", "AAAAAAAAAAAAAAAAAAAAAC", "----------------------"] {
+            assert_eq!(LockId::parse(text).expect("valid").shard(), None, "{text}");
+        }
+        // 118 bits differ between ids of one shard.
+        let bits = |id: &LockId| {
+            let mut text = id.0;
+            text[21] -= 1;
+            let bytes = URL_SAFE_NO_PAD.decode(text).expect("canonical");
+            u128::from_be_bytes(bytes.try_into().expect("16 bytes"))
+        };
+        let first = bits(&LockId::random_in_shard(5).expect("random"));
+        let differ = (0..256).fold(0, |differ, _| {
+            differ | (first ^ bits(&LockId::random_in_shard(5).expect("random")))
+        });
+        assert_eq!(differ.count_ones(), 118);
     }
 }

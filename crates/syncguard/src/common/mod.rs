@@ -17,6 +17,7 @@ pub(crate) mod lost_reason;
 #[cfg(feature = "_network")]
 pub(crate) mod network_options;
 pub(crate) mod randomness;
+pub(crate) mod shard;
 pub(crate) mod sharded;
 #[cfg(feature = "_sql")]
 pub(crate) mod sql_name;

@@ -37,19 +37,29 @@ pub struct Capabilities {
     /// in flight can be granted. If it is not final, the locker repeats an undo that found nothing
     /// until the request can no longer take effect.
     pub undo_is_final: bool,
+    /// The number of shards that keys are distributed over, if the store has shards. Lock ids made
+    /// for it name the shard of their lock.
+    pub shards: Option<u16>,
 }
 
 impl Capabilities {
     /// Creates the capabilities of a backend whose undo is not final.
     #[must_use]
     pub const fn new<F: Fencing>(backend: &'static str, time_authority: TimeAuthority) -> Self {
-        Self { backend, fencing: F::SUPPORTED, time_authority, undo_is_final: false }
+        Self { backend, fencing: F::SUPPORTED, time_authority, undo_is_final: false, shards: None }
     }
 
     /// States that an undo that returned is final.
     #[must_use]
     pub const fn with_final_undo(mut self) -> Self {
         self.undo_is_final = true;
+        self
+    }
+
+    /// States that keys are distributed over this many shards.
+    #[cfg(feature = "redis")]
+    pub(crate) const fn with_shards(mut self, shards: u16) -> Self {
+        self.shards = Some(shards);
         self
     }
 }

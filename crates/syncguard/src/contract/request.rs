@@ -5,10 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::capabilities::Capabilities;
 use crate::common::error::{Error, Result};
 use crate::common::holder::{BreakNote, HolderInfo};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
+use crate::common::shard::shard_of;
 use crate::common::ttl::Ttl;
 
 /// A request to acquire a lock.
@@ -42,6 +44,19 @@ impl AcquireRequest {
     /// Creates a request with a new lock id.
     pub fn new(key: Key, ttl: Ttl) -> Result<Self> {
         Ok(Self { key, lock_id: LockId::random()?, ttl, holder: None })
+    }
+
+    /// Creates a request for a backend with these capabilities. If its store has shards, the new
+    /// lock id names that of the key, so that operations by id alone ask one node.
+    ///
+    /// [`new`](Self::new) works with every backend too; on a store with shards, its id is looked
+    /// for on all nodes, unless a hint says where the lock is.
+    pub fn for_backend(capabilities: Capabilities, key: Key, ttl: Ttl) -> Result<Self> {
+        let lock_id = match capabilities.shards {
+            None => LockId::random()?,
+            Some(shards) => LockId::random_in_shard(shard_of(&key, shards))?,
+        };
+        Ok(Self { key, lock_id, ttl, holder: None })
     }
 
     /// Sets who will hold the lock. A backend stores it with the lock, for display.

@@ -149,8 +149,14 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
         }
         self.undo_unsettled();
         let context = self.call.context;
-        let key = any_of.and_then(<[Key]>::first).unwrap_or(self.call.key);
-        let request = AcquireRequest::new(key.clone(), context.options.ttl)?;
+        let ttl = context.options.ttl;
+        let request = if let Some(first) = any_of.and_then(<[Key]>::first) {
+            // It is not known yet whose shard the lock id would have to name.
+            AcquireRequest::new(first.clone(), ttl)?
+        } else {
+            let capabilities = context.engine.backend.capabilities();
+            AcquireRequest::for_backend(capabilities, self.call.key.clone(), ttl)?
+        };
         Ok(Acquisition::new(request.with_holder(context.holder.clone()), now))
     }
 

@@ -2,9 +2,9 @@
 
 use redis::Value;
 
-use super::RedisBackend;
 use super::scripts::Argument::{self, Number, Text};
-use super::{GRACE_MS, error, record, reply};
+use super::shard::{GRACE_MS, Shard};
+use super::{error, record, reply};
 use crate::common::error::Result;
 use crate::common::fence::Fence;
 use crate::common::time::TIME_TOLERANCE_MS;
@@ -14,7 +14,7 @@ use crate::contract::request::AcquireAnyRequest;
 
 const OPERATION: &str = "acquire";
 
-impl RedisBackend {
+impl Shard {
     pub(super) async fn acquire_any_in_script(
         &self,
         request: &AcquireAnyRequest,

@@ -1,14 +1,16 @@
-//! Listing, and findings about settings of the server that can lose locks or repeat fences.
+//! Listing, findings, and the deletion of idle fence counters: on all servers that have records.
 
 use std::time::Duration;
 
-use redis::{FromRedisValue, Value};
+use redis::Value;
 
 use super::connection::Connection;
 use super::reply::text;
+use super::route::Route;
 use super::scripts::Argument::{Number, Text};
-use super::{RedisBackend, error, fenced, record};
-use crate::common::error::{Error, Result};
+use super::settings::{self, ServerSettings};
+use super::{RedisBackend, error, fenced, names, record};
+use crate::common::error::Result;
 use crate::common::fence::Fence;
 use crate::common::fence_source::FenceSource;
 use crate::common::key::Key;
@@ -17,130 +19,90 @@ use crate::contract::BoxFuture;
 use crate::contract::admin::{Admin, Cursor, Page};
 use crate::contract::finding::Finding;
 
-/// The settings of a server, as far as the user may read them.
-#[derive(Debug, Default)]
-pub(super) struct ServerSettings {
-    info: String,
-    appendfsync: Option<String>,
+/// A server that has records of ours.
+struct AdminTarget<'a> {
+    /// The address of a node; empty if there is only one server.
+    address: String,
+    connection: AdminConnection<'a>,
 }
 
-impl ServerSettings {
-    /// Asks the server. What the user may not read stays unknown.
-    pub(super) async fn ask(connection: &Connection) -> Self {
-        let mut info = redis::cmd("INFO");
-        info.arg(&["server", "persistence", "memory", "replication"]);
-        let mut fsync = redis::cmd("CONFIG");
-        fsync.arg("GET").arg("appendfsync");
-        let info =
-            connection.ask(info).await.and_then(|answer| Ok(String::from_redis_value(answer)?));
-        let fsync: Option<Vec<(String, String)>> =
-            connection.ask(fsync).await.ok().and_then(|answer| Vec::from_redis_value(answer).ok());
-        let appendfsync = fsync.and_then(|pairs| pairs.into_iter().next()).map(|(_, value)| value);
-        Self { info: info.unwrap_or_default(), appendfsync }
+enum AdminConnection<'a> {
+    /// The connection of the locks, and a name that routes scripts on a Cluster.
+    Shared(&'a Connection, String),
+    /// A node, whose scripts are not routed.
+    Node(Connection),
+}
+
+impl AdminTarget<'_> {
+    fn connection(&self) -> &Connection {
+        match &self.connection {
+            AdminConnection::Shared(connection, _) => connection,
+            AdminConnection::Node(connection) => connection,
+        }
     }
 
-    fn field(&self, name: &str) -> Option<&str> {
-        self.info.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':'))
+    /// Returns the keys of a script that works on all records of the server.
+    fn keys(&self) -> Vec<&str> {
+        match &self.connection {
+            AdminConnection::Shared(_, name) => vec![name],
+            AdminConnection::Node(_) => Vec::new(),
+        }
     }
+}
 
-    /// Returns an error for a server older than 7.0, the first version in which errors of commands
-    /// in scripts keep their code. If the user may not ask for the version, the server is accepted.
-    /// Valkey reports the version of Redis that it is compatible with.
-    pub(super) fn refuse_an_old_server(&self) -> Result<()> {
-        const OLDEST: u32 = 7;
-        let version = self.field("redis_version");
-        let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
-        match major {
-            Some(major) if major < OLDEST => Err(Error::invalid(format!(
-                "this Redis server is too old; use version {OLDEST}.0 or newer"
+impl RedisBackend {
+    /// Returns all servers that have records, ordered by address.
+    fn targets(&self) -> Vec<AdminTarget<'_>> {
+        let Some(nodes) = &self.shared.nodes else {
+            let shard = &self.shared.shards[0].shared;
+            let name = format!("{}:", shard.names.space.prefix());
+            let connection = AdminConnection::Shared(&shard.connection, name);
+            return vec![AdminTarget { address: String::new(), connection }];
+        };
+        let target = |node: std::sync::Arc<super::nodes::Node>| AdminTarget {
+            address: node.address.clone(),
+            connection: AdminConnection::Node(Connection::Owned(Route::Server(
+                node.connection.clone(),
             ))),
-            _ => Ok(()),
+        };
+        nodes.all().into_iter().map(target).collect()
+    }
+
+    /// Returns the name that a pattern of names begins with.
+    fn name_pattern(&self) -> String {
+        match &self.shared.nodes {
+            Some(_) => names::pattern_of_shards(&self.shared.prefix),
+            None => self.shared.shards[0].shared.names.pattern(),
         }
     }
 
-    /// Returns an error for a node of a Cluster: it serves only its own slots.
-    pub(super) fn refuse_a_lone_node(&self) -> Result<()> {
-        match self.field("redis_mode") {
-            Some("cluster") => Err(Error::invalid(
-                "this Redis server is a node of a Cluster; use a redis+cluster:// URL and a prefix \
-                 with a tag in braces, such as \"{locks}\"",
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    pub(super) fn findings(&self, waits_for_replicas: bool, fences: FenceSource) -> Vec<Finding> {
-        let (mut found, mut loses_counters) = (Vec::new(), false);
-        // With a clock, only locks are lost.
-        let is_counted = fences == FenceSource::Counter;
-        let repeats = if is_counted { " and repeat their fences" } else { "" };
-        if self.info.is_empty() {
-            found.push(Finding::new(
-                "unknown",
-                "this Redis user may not run INFO, so it is unknown whether locks and fences \
-                 survive a restart; grant +info",
-            ));
-        }
-        if self.field("aof_enabled") == Some("0") {
-            let restart = if is_counted { " and fences start again" } else { "" };
-            loses_counters = true;
-            found.push(Finding::new(
-                "aof",
-                format!(
-                    "Redis keeps no append-only file: after a restart, locks are lost{restart}; \
-                     set \"appendonly yes\""
-                ),
-            ));
-        } else if let Some(policy @ ("everysec" | "no")) = self.appendfsync.as_deref() {
-            loses_counters = true;
-            found.push(Finding::new(
-                "appendfsync",
-                format!(
-                    "Redis does not flush every write to disk (\"appendfsync {policy}\"): a power \
-                     loss can lose the last locks{repeats}; set \"appendfsync always\""
-                ),
-            ));
-        }
-        if let Some(policy) =
-            self.field("maxmemory_policy").filter(|policy| *policy != "noeviction")
-        {
-            let evicts_counters = is_counted && policy.starts_with("allkeys");
-            loses_counters |= evicts_counters;
-            let what = if evicts_counters { "locks and fence counters" } else { "locks" };
-            found.push(Finding::new(
-                "maxmemory-policy",
-                format!(
-                    "Redis may evict {what} when its memory is full (\"maxmemory-policy \
-                     {policy}\"); set \"maxmemory-policy noeviction\""
-                ),
-            ));
-        }
-        let has_replicas = self.field("connected_slaves").is_some_and(|count| count != "0");
-        if has_replicas && !waits_for_replicas {
-            loses_counters = true;
-            found.push(Finding::new(
-                "replicas",
-                format!(
-                    "Redis replicates asynchronously: a failover can lose the last locks{repeats}; \
-                     set wait_for_replicas to reduce the risk"
-                ),
-            ));
-        }
-        if is_counted && loses_counters {
-            found.push(Finding::lost_counters());
-        }
-        found
-    }
-
-    /// Logs the findings.
-    pub(super) fn warn(&self, waits_for_replicas: bool, fences: FenceSource) {
-        for finding in self.findings(waits_for_replicas, fences) {
-            if finding.subject() == "unknown" {
-                tracing::debug!("{finding}");
-            } else {
-                tracing::warn!(subject = finding.subject(), "{finding}");
+    /// Fails if a server cannot be used, and logs what is risky about the others.
+    pub(super) async fn check_servers(&self) -> Result<()> {
+        for target in self.targets() {
+            let settings = ServerSettings::ask(target.connection()).await;
+            settings.refuse_an_old_server()?;
+            if !self.shared.shards[0].shared.is_cluster {
+                settings.refuse_a_lone_node()?;
             }
         }
+        settings::warn(&self.ask_for_findings().await);
+        Ok(())
+    }
+
+    /// Asks all servers. What several of them have in common is reported once.
+    pub(super) async fn ask_for_findings(&self) -> Vec<Finding> {
+        let (waits, fences) = (self.shared.waits_for_replicas, self.shared.fences.source);
+        let mut found: Vec<Finding> = Vec::new();
+        for target in self.targets() {
+            let settings = ServerSettings::ask(target.connection()).await;
+            let coverage = settings.coverage().filter(|_| self.shared.nodes.is_some());
+            for finding in settings.findings(waits, fences).into_iter().chain(coverage) {
+                if found.iter().all(|known| known.subject() != finding.subject()) {
+                    found.push(finding);
+                }
+            }
+        }
+        found
     }
 }
 
@@ -148,13 +110,19 @@ impl Admin for RedisBackend {
     fn list<'a>(&'a self, after: Option<&'a Cursor>) -> BoxFuture<'a, Result<Page>> {
         const OPERATION: &str = "list";
         Box::pin(async move {
-            let cursor = after.map_or("0", Cursor::place);
-            let pattern = self.shared.names.pattern();
+            // The address of a node, if there are several, and the cursor of SCAN there.
+            let place = after.map_or("0", Cursor::place);
+            let (address, cursor) = place.rsplit_once(' ').unwrap_or(("", place));
+            let targets = self.targets();
+            // If the node is gone, the next one follows.
+            let is_due = |target: &AdminTarget<'_>| target.address.as_str() >= address;
+            let Some(at) = targets.iter().position(is_due) else { return Ok(Page::default()) };
+            let target = &targets[at];
+            let cursor = if target.address == address { cursor } else { "0" };
+            let pattern = self.name_pattern();
             let arguments = [Text(cursor), Text(&pattern), Number(TIME_TOLERANCE_MS)];
-            let (script, connection) = (&self.shared.scripts.list, &self.shared.connection);
-            // A name with the prefix routes the script on a Cluster.
-            let name = format!("{}:", self.shared.names.space.prefix());
-            let answer = connection.inspect(OPERATION, script, &[&name], &arguments).await?;
+            let (script, connection) = (&self.shared.scripts.list, target.connection());
+            let answer = connection.inspect(OPERATION, script, &target.keys(), &arguments).await?;
             let Value::Array(items) = &answer else {
                 return Err(error::unexpected_response(OPERATION));
             };
@@ -166,13 +134,19 @@ impl Admin for RedisBackend {
                 Value::BulkString(json) => record::parse(json, OPERATION).ok(),
                 _ => None,
             };
-            let next = (next != "0").then(|| Cursor::new(next));
-            Ok(Page::new(records.iter().filter_map(parse).collect(), next))
+            let next = match (next, targets.get(at + 1)) {
+                ("0", None) => None,
+                ("0", Some(other)) => Some(format!("{} 0", other.address)),
+                (next, _) if target.address.is_empty() => Some(next.to_owned()),
+                (next, _) => Some(format!("{} {next}", target.address)),
+            };
+            let locks = records.iter().filter_map(parse).collect();
+            Ok(Page::new(locks, next.map(Cursor::new)))
         })
     }
 
     fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>>> {
-        Box::pin(async move { Ok(Self::findings(self).await) })
+        Box::pin(async move { Ok(self.ask_for_findings().await) })
     }
 
     fn collect_fences(&self, idle: Duration) -> BoxFuture<'_, Result<u64>> {
@@ -180,29 +154,36 @@ impl Admin for RedisBackend {
         Box::pin(async move {
             let fences = self.shared.fences.source;
             let age_ms = fences.collectable_age_ms(idle)?;
-            let pattern = self.shared.names.counter_pattern()?;
-            let (script, connection) =
-                (&self.shared.scripts.collect_fences, &self.shared.connection);
-            let name = format!("{}:", self.shared.names.space.prefix());
-            let (mut deleted, mut cursor) = (0, "0".to_owned());
-            loop {
-                let per_ms = Number(fences.per_millisecond());
-                let arguments = [Text(&cursor), Text(&pattern), Number(age_ms), per_ms];
-                let answer = connection.inspect(OPERATION, script, &[&name], &arguments).await?;
-                let Value::Array(items) = &answer else {
-                    return Err(error::unexpected_response(OPERATION));
-                };
-                let [next, Value::Int(count)] = items.as_slice() else {
-                    return Err(error::unexpected_response(OPERATION));
-                };
-                deleted += u64::try_from(*count).unwrap_or(0);
-                text(next)
-                    .ok_or_else(|| error::unexpected_response(OPERATION))?
-                    .clone_into(&mut cursor);
-                if cursor == "0" {
-                    return Ok(deleted);
+            let pattern = match &self.shared.nodes {
+                Some(_) => names::counter_pattern_of_shards(&self.shared.prefix),
+                None => self.shared.shards[0].shared.names.counter_pattern()?,
+            };
+            let script = &self.shared.scripts.collect_fences;
+            let mut deleted = 0;
+            for target in self.targets() {
+                let mut cursor = "0".to_owned();
+                loop {
+                    let per_ms = Number(fences.per_millisecond());
+                    let arguments = [Text(&cursor), Text(&pattern), Number(age_ms), per_ms];
+                    let connection = target.connection();
+                    let answer =
+                        connection.inspect(OPERATION, script, &target.keys(), &arguments).await?;
+                    let Value::Array(items) = &answer else {
+                        return Err(error::unexpected_response(OPERATION));
+                    };
+                    let [next, Value::Int(count)] = items.as_slice() else {
+                        return Err(error::unexpected_response(OPERATION));
+                    };
+                    deleted += u64::try_from(*count).unwrap_or(0);
+                    text(next)
+                        .ok_or_else(|| error::unexpected_response(OPERATION))?
+                        .clone_into(&mut cursor);
+                    if cursor == "0" {
+                        break;
+                    }
                 }
             }
+            Ok(deleted)
         })
     }
 
@@ -214,10 +195,11 @@ impl Admin for RedisBackend {
     ) -> BoxFuture<'a, Result<()>> {
         const OPERATION: &str = "check_fence";
         Box::pin(async move {
-            let record = self.shared.names.resource(resource)?;
+            let shard = &self.shard(resource).shared;
+            let record = shard.names.resource(resource)?;
             let lock = key.map_or_else(String::new, fenced::lock_hash);
             let arguments = [Number(fence.get()), Text(&lock), Number(0)];
-            let (script, connection) = (&self.shared.scripts.check_fence, &self.shared.connection);
+            let (script, connection) = (&self.shared.scripts.check_fence, &shard.connection);
             match connection.inspect(OPERATION, script, &[&record], &arguments).await? {
                 Value::Int(1) => Ok(()),
                 _ => Err(error::unexpected_response(OPERATION)),
@@ -227,61 +209,5 @@ impl Admin for RedisBackend {
 
     fn fence_source(&self) -> FenceSource {
         self.shared.fences.source
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn findings(info: &str, appendfsync: &str, waits: bool, fences: FenceSource) -> Vec<Finding> {
-        let report =
-            ServerSettings { info: info.to_owned(), appendfsync: Some(appendfsync.to_owned()) };
-        report.findings(waits, fences)
-    }
-
-    #[test]
-    fn safe_settings_have_no_findings_and_others_do() {
-        let subjects = |info: &str, appendfsync: &str, waits| -> Vec<&str> {
-            let found = findings(info, appendfsync, waits, FenceSource::Counter);
-            found.iter().map(Finding::subject).collect()
-        };
-        let safe = "aof_enabled:1\r\nmaxmemory_policy:noeviction\r\nconnected_slaves:0\r\n";
-        assert_eq!(subjects(safe, "always", false), [] as [&str; 0]);
-        assert_eq!(subjects(safe, "everysec", false), ["appendfsync", "fences"]);
-        let no_aof = safe.replace("aof_enabled:1", "aof_enabled:0");
-        assert_eq!(subjects(&no_aof, "x", false), ["aof", "fences"]);
-        let evicts = safe.replace("noeviction", "volatile-lru");
-        assert_eq!(subjects(&evicts, "always", false), ["maxmemory-policy"]);
-        let evicts = safe.replace("noeviction", "allkeys-lru");
-        assert_eq!(subjects(&evicts, "always", false), ["maxmemory-policy", "fences"]);
-        let replicates = safe.replace("slaves:0", "slaves:1");
-        assert_eq!(subjects(&replicates, "always", false), ["replicas", "fences"]);
-        assert_eq!(subjects(&replicates, "always", true), [] as [&str; 0]);
-        assert_eq!(subjects("", "", false), ["unknown"]);
-    }
-
-    #[test]
-    fn with_a_clock_only_locks_are_lost() {
-        let info = "aof_enabled:0\r\nmaxmemory_policy:allkeys-lru\r\nconnected_slaves:1\r\n";
-        for (info, count) in [(info, 3), (&info.replace("enabled:0", "enabled:1"), 3)] {
-            let found = findings(info, "everysec", false, FenceSource::Clock);
-            assert_eq!(found.len(), count);
-            for finding in found {
-                assert!(!finding.text().contains("fence"), "{finding}");
-                assert!(finding.text().contains("locks"), "{finding}");
-            }
-        }
-    }
-
-    #[test]
-    fn old_servers_and_lone_nodes_are_refused() {
-        let report = |info: &str| ServerSettings { info: info.to_owned(), appendfsync: None };
-        assert!(report("redis_version:6.2.14\r\n").refuse_an_old_server().is_err());
-        assert!(report("redis_version:7.0.0\r\n").refuse_an_old_server().is_ok());
-        assert!(report("redis_version:10.1\r\n").refuse_an_old_server().is_ok());
-        assert!(report("").refuse_an_old_server().is_ok());
-        assert!(report("redis_mode:cluster\r\n").refuse_a_lone_node().is_err());
-        assert!(report("redis_mode:standalone\r\n").refuse_a_lone_node().is_ok());
     }
 }

@@ -2,9 +2,9 @@
 
 use redis::Value;
 
-use super::RedisBackend;
 use super::error;
 use super::scripts::{Argument, Script};
+use super::shard::Shard;
 use crate::common::error::Result;
 use crate::contract::batch::{Batched, Batcher};
 
@@ -87,7 +87,7 @@ impl Operation {
     }
 }
 
-impl RedisBackend {
+impl Shard {
     /// Runs a script, together with the same operations of other callers. Returns `None`, and
     /// changes nothing, if its keys are on two nodes while their slot moves.
     pub(super) async fn run_batched(

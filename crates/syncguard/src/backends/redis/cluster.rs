@@ -1,38 +1,54 @@
-//! Finds the node of a Cluster that owns our slot.
+//! Finds out which nodes of a Cluster serve which slots.
 
 use std::sync::Arc;
 
 use redis::{ConnectionInfo, FromRedisValue, RedisResult, Value};
 
+use super::error;
+use super::layout::tag_of;
 use super::survey::{Answer, survey};
 use super::topology::{Resolver, at};
 use crate::common::error::{Error, Result};
 
-use super::error;
+/// Which primary serves which slots.
+pub(super) struct SlotMap {
+    ranges: Vec<(u16, u16, ConnectionInfo)>,
+}
 
-/// Asks the nodes which one owns our slot. A node that is isolated from the majority reports that
-/// the Cluster is down, and its epoch stays behind, so another node outranks it.
+impl SlotMap {
+    /// Returns the primary that serves a slot, if there is one.
+    pub(super) fn owner(&self, slot: u16) -> Option<&ConnectionInfo> {
+        let is_there = |(first, last, _): &&(u16, u16, _)| (*first..=*last).contains(&slot);
+        self.ranges.iter().find(is_there).map(|(.., owner)| owner)
+    }
+}
+
+/// Asks the nodes which of them serve which slots. A node that is isolated from the majority
+/// reports that the Cluster is down, and its epoch stays behind, so another node outranks it.
+///
+/// If a `slot` is given, only an answer that names its owner counts.
 pub(super) async fn find(
     resolver: &Arc<Resolver>,
     nodes: &[ConnectionInfo],
-) -> RedisResult<ConnectionInfo> {
+    slot: Option<u16>,
+) -> RedisResult<SlotMap> {
     let mut all = nodes.to_vec();
     all.extend(resolver.known());
     let mut seen = std::collections::HashSet::new();
     all.retain(|node| seen.insert(node.addr().to_string()));
     let ask = |node: ConnectionInfo| {
         let resolver = Arc::clone(resolver);
-        async move { ask_node(&resolver, &node).await }
+        async move { ask_node(&resolver, &node, slot).await }
     };
-    let found = survey(all, resolver.node_timeout(), ask).await?;
-    Ok(found.server)
+    survey(all, resolver.node_timeout(), ask).await
 }
 
-/// Asks one node which node owns our slot.
-async fn ask_node(resolver: &Resolver, node: &ConnectionInfo) -> RedisResult<Answer> {
+async fn ask_node(
+    resolver: &Resolver,
+    node: &ConnectionInfo,
+    slot: Option<u16>,
+) -> RedisResult<Answer<SlotMap>> {
     let mut asked = resolver.open(node, resolver.connection_config()).await?;
-    let mut cluster = redis::cmd("CLUSTER");
-    let slot: u16 = cluster.arg("KEYSLOT").arg(resolver.name()).query_async(&mut asked).await?;
     let slots: Vec<Slots> = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut asked).await?;
     let info = redis::cmd("CLUSTER").arg("INFO").query_async::<String>(&mut asked).await;
     let info = match info {
@@ -46,15 +62,22 @@ async fn ask_node(resolver: &Resolver, node: &ConnectionInfo) -> RedisResult<Ans
     };
     let is_up = field("cluster_state").is_none_or(|state| state == "ok");
     let epoch = field("cluster_current_epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
-    let in_charge = slots.iter().find(|slots| (slots.first..=slots.last).contains(&slot));
-    let server = in_charge.and_then(|slots| slots.nodes.first());
-    let is_usable = is_up && server.is_some();
+    let address = |(host, port): &(String, u16)| at(node, host, *port);
+    let ranges = slots.iter().filter_map(|slots| {
+        let primary = slots.nodes.first()?;
+        Some((slots.first, slots.last, address(primary)))
+    });
+    let found = SlotMap { ranges: ranges.collect() };
+    let is_served = match slot {
+        Some(slot) => found.owner(slot).is_some(),
+        None => !found.ranges.is_empty(),
+    };
+    let is_usable = is_up && is_served;
     if is_usable {
         let nodes = slots.iter().flat_map(|slots| &slots.nodes);
-        resolver.remember(nodes.map(|(host, port)| at(node, host, *port)).collect());
+        resolver.remember(nodes.map(address).collect());
     }
-    let server = server.map_or_else(|| node.clone(), |(host, port)| at(node, host, *port));
-    Ok(Answer { server, rank: (u64::from(is_usable), epoch), is_usable })
+    Ok(Answer { found, rank: (u64::from(is_usable), epoch), is_usable })
 }
 
 /// A range of slots and the nodes that serve it, the primary first.
@@ -84,38 +107,14 @@ impl FromRedisValue for Slots {
     }
 }
 
-/// Returns whether all names with this prefix are in one slot of a Cluster, because it contains a
-/// tag in braces.
-pub(super) fn has_tag(prefix: &str) -> bool {
-    let tag = prefix.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
-    tag.is_some_and(|(tag, _)| !tag.is_empty())
-}
-
 /// Returns an error if names with this prefix would be in different slots.
 pub(super) fn refuse_without_tag(prefix: &str) -> Result<()> {
-    if has_tag(prefix) {
+    if tag_of(prefix).is_some() {
         return Ok(());
     }
     Err(Error::invalid(
         "on a Redis Cluster the prefix needs a tag in braces, such as \"{locks}\", so that all \
-         records of a lock are in one slot",
+         records of a lock are in one slot; or set shards, to use all of the Cluster",
     )
     .with_operation("redis", error::CONNECT))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_text_in_the_first_braces_is_a_tag() {
-        for prefix in ["{a}", "shop:{a}", "{a}:shop", "x{}y{a}z}"] {
-            // The first pair of braces counts; an empty one is not a tag.
-            assert_eq!(has_tag(prefix), !prefix.contains("{}"), "{prefix}");
-        }
-        for prefix in ["", "shop", "{", "}", "{}", "}{", "{}{a}"] {
-            assert!(!has_tag(prefix), "{prefix}");
-            assert!(refuse_without_tag(prefix).is_err());
-        }
-    }
 }

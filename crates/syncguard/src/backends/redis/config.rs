@@ -13,6 +13,7 @@ use unicode_normalization::UnicodeNormalization;
 use super::cluster;
 use super::connection::SharedConnection;
 use super::error;
+use super::layout::Layout;
 use super::names::Names;
 use super::scripts::Argument;
 use super::sentinel::Sentinel;
@@ -22,7 +23,7 @@ use crate::common::fence_source::FenceSource;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::network_options::{NetworkOptions, network_setters};
-use crate::common::storage_key::KeySpace;
+use crate::common::shard::MAX_SHARDS;
 use crate::common::ttl::Ttl;
 use crate::common::url_options::UrlOptions;
 
@@ -42,6 +43,7 @@ pub struct RedisConfig {
     pub(super) source: ConnectionSource,
     pub(super) certificates: Option<TlsCertificates>,
     prefix: String,
+    pub(super) shards: Option<u16>,
     pub(super) replicas: Option<(u32, Duration)>,
     pub(super) fences: Fences,
     pub(super) network: NetworkOptions,
@@ -67,8 +69,9 @@ impl RedisConfig {
     /// | `redis+unix:///path?db=0&user=u&pass=p` | one server over a Unix socket |
     /// | `redis+sentinel://user:password@host:26379,host:26379/service/0` | a service's primary |
     /// | `redis+cluster://user:password@host:7000,host:7001` | a Cluster; the prefix has a tag |
+    /// | `redis+cluster://host:7000,host:7001?shards=256` | all of a Cluster, in [shards](Self::shards) |
     ///
-    /// `rediss+sentinel` and `rediss+cluster` use TLS. Options in the query: `prefix`,
+    /// `rediss+sentinel` and `rediss+cluster` use TLS. Options in the query: `prefix`, `shards`,
     /// `connect_timeout_ms`, `response_timeout_ms`, `cleanup_in_is_locked`, `fences` (`counter` or
     /// `clock`), `fence_expiry_ms`, `wait_for_replicas`, `wait_for_replicas_ms`, `tls_ca`,
     /// `tls_cert`, `tls_key` (files), `sentinel_user`, `sentinel_password`. An unknown option is an
@@ -110,6 +113,7 @@ impl RedisConfig {
             source,
             certificates: None,
             prefix: Self::DEFAULT_PREFIX.to_owned(),
+            shards: None,
             replicas: None,
             fences: Fences::default(),
             network: NetworkOptions::new(Duration::from_secs(2)),
@@ -162,12 +166,28 @@ impl RedisConfig {
         self
     }
 
+    /// Distributes the locks over a Cluster: the key of a lock decides in which of this many shards
+    /// its records are, and every node serves the shards whose slots it has. 1 to 1024; a few dozen
+    /// for each node that the Cluster may ever have.
+    ///
+    /// All programs that share the locks set the same number. The first one that connects writes it
+    /// to the store, and a backend with another number fails to connect with
+    /// [`InvalidArgument`](crate::ErrorCode::InvalidArgument). The prefix must not have a tag.
+    ///
+    /// Without this, all locks are in one slot, which is what programs of other languages expect.
+    #[must_use]
+    pub fn shards(mut self, shards: u16) -> Self {
+        self.shards = Some(shards);
+        self
+    }
+
     network_setters!("2 seconds by default.", "2 seconds by default.");
 
     /// Returns the names of a key's records, for people who inspect the store.
     pub(crate) fn explain(&self, key: &Key) -> Result<Vec<(&'static str, String)>> {
         self.validate()?;
-        let names = self.names()?;
+        let layout = self.layout()?;
+        let names = &layout.shards()[layout.place_of(key)];
         let lock_key = names.lock_key(key)?;
         let fence_key = names.space.fence_key(&lock_key)?;
         let index = names.space.index_key(&LockId::parse("AAAAAAAAAAAAAAAAAAAAAA")?)?;
@@ -198,16 +218,48 @@ impl RedisConfig {
                 ));
             }
         }
-        let names = self.names()?;
-        if matches!(&self.source, ConnectionSource::Owned(topology) if topology.is_cluster()) {
+        let is_cluster =
+            matches!(&self.source, ConnectionSource::Owned(topology) if topology.is_cluster());
+        if let Some(shards) = self.shards {
+            return self.validate_shards(shards, is_cluster);
+        }
+        let names = Names::with_prefix(&self.prefix)?;
+        if is_cluster {
             cluster::refuse_without_tag(names.space.prefix())?;
         }
         Ok(())
     }
 
+    fn validate_shards(&self, shards: u16, is_cluster: bool) -> Result<()> {
+        if !(1..=MAX_SHARDS).contains(&shards) {
+            return Err(Error::invalid(format!("shards must be 1 to {MAX_SHARDS}")));
+        }
+        if !is_cluster {
+            return Err(Error::invalid(
+                "shards are for a Redis Cluster; use a redis+cluster:// URL, or remove shards",
+            ));
+        }
+        if self.prefix.contains(['{', '}']) {
+            return Err(Error::invalid(
+                "with shards the prefix must not contain braces: every shard has its own tag",
+            ));
+        }
+        // The number of the last shard is the longest.
+        let longest = format!("{{{}:{shards}-{}}}", self.base_prefix(), u32::MAX);
+        Names::with_prefix(&longest).map(drop)
+    }
+
+    /// Returns the prefix without colons at its end.
+    pub(super) fn base_prefix(&self) -> &str {
+        self.prefix.trim_end_matches(':')
+    }
+
     /// Returns the names of the records. Fails if the prefix leaves no room for them.
-    pub(super) fn names(&self) -> Result<Names> {
-        Names::new(KeySpace::new(self.prefix.as_str(), Self::LIMIT_BYTES, Self::RESERVE_BYTES)?)
+    pub(super) fn layout(&self) -> Result<Layout> {
+        match self.shards {
+            Some(shards) => Layout::sharded(self.base_prefix(), shards),
+            None => Ok(Layout::whole(Names::with_prefix(&self.prefix)?)),
+        }
     }
 }
 
@@ -216,6 +268,7 @@ impl fmt::Debug for RedisConfig {
         // The source may contain a password.
         f.debug_struct("RedisConfig")
             .field("prefix", &self.prefix)
+            .field("shards", &self.shards)
             .field("network", &self.network)
             .finish_non_exhaustive()
     }
@@ -264,7 +317,7 @@ pub(super) enum ConnectionSource {
     External(SharedConnection),
 }
 
-const OPTIONS: &str = "prefix, connect_timeout_ms, response_timeout_ms, cleanup_in_is_locked, \
+const OPTIONS: &str = "prefix, shards, connect_timeout_ms, response_timeout_ms, cleanup_in_is_locked, \
                        fences, fence_expiry_ms, tls_ca, tls_cert, tls_key, wait_for_replicas, \
                        wait_for_replicas_ms, sentinel_user, sentinel_password";
 
@@ -290,6 +343,7 @@ fn parse_url(url: &str) -> Result<RedisConfig> {
     if let Some(prefix) = options.take("prefix")? {
         config = config.prefix(prefix);
     }
+    config.shards = options.take_as::<u16>("shards", "a number of shards")?;
     config.network.take(&mut options)?;
     config.fences.source = FenceSource::take(&mut options)?;
     config.fences.expiry = options.take_millis("fence_expiry_ms")?;
@@ -403,7 +457,8 @@ mod tests {
     #[test]
     fn a_prefix_is_normalized_when_it_is_configured() {
         let config = RedisConfig::from_url("redis://h?prefix=cafe%CC%81").expect("a URL");
-        assert_eq!(config.names().expect("valid").space.prefix(), "caf\u{e9}");
+        let layout = config.layout().expect("valid");
+        assert_eq!(layout.shards()[0].space.prefix(), "caf\u{e9}");
     }
 
     fn topology(url: &str) -> Topology {

@@ -1,4 +1,4 @@
-//! The connection that all locks share.
+//! The connection that the locks of a server share.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,9 +10,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::error;
+use super::route::{InUse, Route};
 use super::scripts::{Argument, Script};
 use super::topology::Resolver;
-use crate::common::backoff::{random_fraction, reconnect_delay};
+use crate::common::backoff::reconnect_delay;
 use crate::common::error::Result;
 
 /// A connection to send commands on.
@@ -53,9 +54,9 @@ impl SharedConnection {
     }
 }
 
-/// The connection for all locks: ours, or the caller's own, which reconnects by itself.
+/// The connection for the locks of a shard: ours, or the caller's own, which reconnects by itself.
 pub(super) enum Connection {
-    Owned(Multiplexed),
+    Owned(Route),
     External {
         connection: SharedConnection,
         /// For calls that no lock needs; locks use the connection's own timeouts.
@@ -73,7 +74,10 @@ impl Connection {
         arguments: &[Argument<'_>],
     ) -> Result<Value> {
         match self {
-            Self::Owned(connection) => connection.run(operation, script, keys, arguments).await,
+            Self::Owned(route) => {
+                let answer = route.drive(operation, script, keys, arguments, false).await?;
+                answer.ok_or_else(|| error::unexpected_response(operation))
+            }
             Self::External { connection, .. } => {
                 let mut sink = CommandSink::External(connection.clone());
                 let answer = script.run(&mut sink, keys, arguments).await;
@@ -92,9 +96,7 @@ impl Connection {
         arguments: &[Argument<'_>],
     ) -> Result<Option<Value>> {
         match self {
-            Self::Owned(connection) => {
-                connection.drive(operation, script, keys, arguments, true).await
-            }
+            Self::Owned(route) => route.drive(operation, script, keys, arguments, true).await,
             Self::External { .. } => self.run(operation, script, keys, arguments).await.map(Some),
         }
     }
@@ -108,37 +110,40 @@ impl Connection {
         keys: &[&str],
         arguments: &[Argument<'_>],
     ) -> Result<Option<Value>> {
-        let (mut sink, generation) = match self {
-            Self::Owned(connection) => {
-                let link = connection.link().await;
-                let (generation, link) = link.map_err(|cause| error::refused(&cause, operation))?;
-                (CommandSink::Owned(link), generation)
+        let (mut sink, link) = match self {
+            Self::Owned(route) => {
+                let link = route.link().await;
+                let link = link.map_err(|cause| error::refused(&cause, operation))?;
+                (CommandSink::Owned(link.connection.clone()), Some(link))
             }
-            Self::External { connection, .. } => (CommandSink::External(connection.clone()), 0),
+            Self::External { connection, .. } => (CommandSink::External(connection.clone()), None),
         };
         match script.run(&mut sink, keys, arguments).await {
             Ok(answer) => Ok(Some(answer)),
             Err(cause) if cause.code().is_some() => Ok(None),
             Err(cause) => {
-                self.distrust(generation);
+                if let Some(link) = link {
+                    link.in_use.replace();
+                }
                 Err(error::map(&cause, operation))
             }
         }
     }
 
-    /// Returns the number of the connection in use.
-    pub(super) fn generation(&self) -> u64 {
+    /// Returns whether it leads to a Cluster that this backend knows the nodes of.
+    pub(super) fn is_cluster(&self) -> bool {
         match self {
-            Self::Owned(connection) => connection.shared.state().generation,
-            Self::External { .. } => 0,
+            Self::Owned(Route::Server(server)) => server.resolver().is_cluster(),
+            Self::Owned(Route::Shard { .. }) => true,
+            Self::External { .. } => false,
         }
     }
 
-    /// Replaces a connection that did not answer in time, unless another call has replaced it. The
-    /// caller's own connection is kept.
-    pub(super) fn distrust(&self, generation: u64) {
-        if let Self::Owned(connection) = self {
-            connection.replace(generation);
+    /// Returns the connection in use, unless it is the caller's own or there is none.
+    pub(super) fn in_use(&self) -> Option<InUse> {
+        match self {
+            Self::Owned(route) => route.in_use(),
+            Self::External { .. } => None,
         }
     }
 
@@ -162,8 +167,8 @@ impl Connection {
     /// Sends a plain command that no lock needs.
     pub(super) async fn ask(&self, command: Cmd) -> RedisResult<Value> {
         match self {
-            Self::Owned(connection) => {
-                CommandSink::Owned(connection.link().await?.1).send(command).await
+            Self::Owned(route) => {
+                CommandSink::Owned(route.link().await?.connection).send(command).await
             }
             Self::External { connection, inspection_timeout } => {
                 let mut sink = CommandSink::External(connection.clone());
@@ -180,6 +185,7 @@ impl Connection {
 /// A call in progress is never repeated, unless the server reports that it did nothing because
 /// another server is in charge, or may be. A connection that failed, or on which an answer did not
 /// come in time, is replaced, and late answers on it are discarded.
+#[derive(Clone)]
 pub(super) struct Multiplexed {
     shared: Arc<MultiplexedInner>,
 }
@@ -210,28 +216,26 @@ enum ConnectionState {
     Disconnected,
 }
 
-/// What an error means for the connection and for the call.
-enum Remedy {
-    /// The call fails; the connection is kept.
-    None,
-    /// The call fails; the connection is replaced.
-    Replace,
-    /// Nothing was done: this server is not in charge, another may be.
-    Redirect,
-    /// Nothing was done: this server cannot serve now, another may be in charge by now.
-    Search,
-    /// Nothing was done: the keys are on the node that imports the slot, or will be.
-    Ask,
-    /// Nothing was done: some of the keys are on one node and some on another.
-    Wait,
-}
-
 impl Multiplexed {
-    /// Connects.
-    pub(super) async fn open(resolver: Arc<Resolver>) -> Result<Self> {
+    pub(super) fn resolver(&self) -> &Resolver {
+        &self.shared.resolver
+    }
+
+    /// Returns the number of the connection in use.
+    pub(super) fn generation(&self) -> u64 {
+        self.shared.state().generation
+    }
+
+    /// Creates a connection that connects when it is used.
+    pub(super) fn new(resolver: Arc<Resolver>) -> Self {
         let state = State { generation: 0, failures: 0, link: ConnectionState::Disconnected };
         let (state, importing) = (Mutex::new(state), tokio::sync::Mutex::default());
-        let connection = Self { shared: Arc::new(MultiplexedInner { resolver, state, importing }) };
+        Self { shared: Arc::new(MultiplexedInner { resolver, state, importing }) }
+    }
+
+    /// Connects.
+    pub(super) async fn open(resolver: Arc<Resolver>) -> Result<Self> {
+        let connection = Self::new(resolver);
         match connection.link().await {
             Ok(_) => Ok(connection),
             Err(cause) if is_full(&connection.shared.resolver, &cause).await => Err(error::full()),
@@ -239,94 +243,11 @@ impl Multiplexed {
         }
     }
 
-    async fn run(
-        &self,
-        operation: &'static str,
-        script: &Script,
-        keys: &[&str],
-        arguments: &[Argument<'_>],
-    ) -> Result<Value> {
-        let answer = self.drive(operation, script, keys, arguments, false).await?;
-        answer.ok_or_else(|| error::unexpected_response(operation))
-    }
-
-    /// Runs a script on the server in charge. If its keys are on two nodes, waits until they are on
-    /// one, or returns `None` at once if they `may_be_apart`.
-    async fn drive(
-        &self,
-        operation: &'static str,
-        script: &Script,
-        keys: &[&str],
-        arguments: &[Argument<'_>],
-        may_be_apart: bool,
-    ) -> Result<Option<Value>> {
-        const REDIRECTS: u32 = 3;
-        const SLOT_DELAY: Duration = Duration::from_millis(40);
-        let (mut redirects, mut has_searched, mut moving_since) = (0, false, None);
-        loop {
-            let (generation, link) =
-                self.link().await.map_err(|cause| error::refused(&cause, operation))?;
-            let mut answer = script.run(&mut CommandSink::Owned(link), keys, arguments).await;
-            if let Err(cause) = &answer
-                && matches!(self.remedy(cause), Remedy::Ask)
-            {
-                // Rare paths are boxed, here and in the operations, to keep the future small.
-                answer = Box::pin(self.ask_the_importer(cause, script, keys, arguments))
-                    .await
-                    .map_err(|cause| error::refused(&cause, operation))?;
-            }
-            let cause = match answer {
-                Ok(answer) => return Ok(Some(answer)),
-                Err(cause) => cause,
-            };
-            match self.remedy(&cause) {
-                Remedy::Wait if may_be_apart => return Ok(None),
-                Remedy::None => {}
-                Remedy::Replace => self.replace(generation),
-                Remedy::Redirect => {
-                    self.replace(generation);
-                    redirects += 1;
-                    if redirects <= REDIRECTS {
-                        continue;
-                    }
-                }
-                Remedy::Search => {
-                    if !has_searched && self.may_search(generation) {
-                        has_searched = true;
-                        self.replace(generation);
-                        continue;
-                    }
-                }
-                Remedy::Ask | Remedy::Wait => {
-                    let since = *moving_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() < self.shared.resolver.response_timeout() {
-                        tokio::time::sleep(SLOT_DELAY.mul_f64(random_fraction())).await;
-                        continue;
-                    }
-                }
-            }
-            return Err(error::map(&cause, operation));
-        }
-    }
-
-    fn remedy(&self, cause: &RedisError) -> Remedy {
-        let has_others = self.shared.resolver.has_others();
-        match cause.code() {
-            Some("MOVED" | "READONLY") if has_others => Remedy::Redirect,
-            Some("NOREPLICAS" | "CLUSTERDOWN" | "MASTERDOWN") if has_others => Remedy::Search,
-            Some("ASK") if has_others => Remedy::Ask,
-            Some("TRYAGAIN") if has_others => Remedy::Wait,
-            // After READONLY, the same address may lead to another server by now.
-            None | Some("NOAUTH" | "WRONGPASS" | "READONLY" | "MASTERDOWN") => Remedy::Replace,
-            Some(_) => Remedy::None,
-        }
-    }
-
     /// Runs a script on the node that imports our slot. `ASK` means that none of the keys is on the
     /// node that owns the slot, and none can be created there, so those that exist are here.
     ///
     /// The outer error comes from before the script: nothing was done.
-    async fn ask_the_importer(
+    pub(super) async fn ask_the_importer(
         &self,
         redirection: &RedisError,
         script: &Script,
@@ -360,7 +281,7 @@ impl Multiplexed {
 
     /// Returns whether to look for the server in charge again: not right after the last time, or
     /// every call to a server that cannot serve would start a search.
-    fn may_search(&self, generation: u64) -> bool {
+    pub(super) fn may_search(&self, generation: u64) -> bool {
         const INTERVAL: Duration = Duration::from_millis(500);
         let state = self.shared.state();
         match &state.link {
@@ -373,7 +294,7 @@ impl Multiplexed {
     }
 
     /// Returns the connection and its number. Connects if there is none, once for all callers.
-    async fn link(&self) -> RedisResult<(u64, MultiplexedConnection)> {
+    pub(super) async fn link(&self) -> RedisResult<(u64, MultiplexedConnection)> {
         let (generation, mut connecting) = {
             let mut state = self.shared.state();
             let connecting = match &state.link {
@@ -405,7 +326,7 @@ impl Multiplexed {
     }
 
     /// Drops a connection, unless another call has already done so.
-    fn replace(&self, generation: u64) {
+    pub(super) fn replace(&self, generation: u64) {
         let mut state = self.shared.state();
         if state.generation == generation {
             state.generation += 1;

@@ -1,26 +1,26 @@
-//! Notifications: one connection per backend, with one channel per awaited key for releases.
+//! Notifications: one connection per server, with one channel per awaited key for releases. Every
+//! shard has a listener of its own; those of a node share its connection.
 //!
 //! Those who hold or watch a lock need no publisher: the server tracks the records that this
 //! connection reads, as for a client with a cache, and reports that one was changed, deleted,
 //! expired or flushed by anyone.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{PushInfo, PushKind, RedisError, RedisResult, Value};
+use redis::{RedisError, RedisResult};
 use sha1_smol::Sha1;
-use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
 
+use super::error;
 use super::names::Names;
+use super::nodes::{Nodes, Serving};
+use super::subscriber::{PushConnection, record_of_topic, topic_of_record};
 use super::topology::Resolver;
-use super::{error, record};
 use crate::common::error::{ErrorCode, Result};
 use crate::common::key::Key;
-use crate::contract::listener::{Failure, Listener, Reports, Topic, Transport, parse_holder_age};
+use crate::contract::listener::{Failure, Listener, Reports, Topic, Transport};
 use crate::contract::listener_handle::Interest;
 use crate::contract::notifier::Subscription;
 
@@ -39,6 +39,11 @@ impl Channels {
         Self { names, prefix }
     }
 
+    /// Returns the names of the records that the channels are for.
+    pub(super) fn names(&self) -> &Names {
+        &self.names
+    }
+
     /// Returns the prefix of the names; the hash of the lock's key follows.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
@@ -55,6 +60,45 @@ impl Channels {
     }
 }
 
+/// Where to subscribe.
+#[derive(Clone)]
+pub(super) enum PushSource {
+    /// The server in charge of all keys.
+    Server(Arc<Resolver>),
+    /// The node that serves a shard.
+    Shard { nodes: Arc<Nodes>, shard: usize, timeout: Duration },
+}
+
+impl PushSource {
+    fn timeout(&self) -> Duration {
+        match self {
+            Self::Server(resolver) => resolver.response_timeout(),
+            Self::Shard { timeout, .. } => *timeout,
+        }
+    }
+
+    /// Returns a connection, and the version of the map of shards to nodes.
+    async fn connect(&self) -> RedisResult<(Arc<PushConnection>, u64)> {
+        match self {
+            Self::Server(resolver) => Ok((PushConnection::open(resolver).await?, 0)),
+            Self::Shard { nodes, shard, .. } => {
+                let serving = nodes.serving(*shard);
+                match connect_to(&serving).await {
+                    Err(cause) => match nodes.other_than(&serving, *shard).await {
+                        Some(other) => connect_to(&other).await,
+                        None => Err(cause),
+                    },
+                    connected => connected,
+                }
+            }
+        }
+    }
+}
+
+async fn connect_to(serving: &Serving) -> RedisResult<(Arc<PushConnection>, u64)> {
+    Ok((serving.node()?.push_connection().await?, serving.version))
+}
+
 /// Subscribes to releases.
 #[derive(Debug)]
 pub(super) struct RedisListener {
@@ -64,8 +108,8 @@ pub(super) struct RedisListener {
 impl RedisListener {
     /// Starts the task that owns the connection. It connects when the first waiter comes and ends
     /// with the backend.
-    pub(super) fn start(resolver: Arc<Resolver>, channels: Channels) -> Self {
-        let transport = PubSub { resolver, channels, has_warned: AtomicBool::new(false) };
+    pub(super) fn start(source: PushSource, channels: Channels) -> Self {
+        let transport = PubSub { source, channels, has_warned: AtomicBool::new(false) };
         Self { listener: Listener::start(transport) }
     }
 
@@ -82,9 +126,27 @@ impl RedisListener {
 
 /// Notifications through channels.
 struct PubSub {
-    resolver: Arc<Resolver>,
+    source: PushSource,
     channels: Channels,
     has_warned: AtomicBool,
+}
+
+/// One shard's use of a connection.
+struct Subscriber {
+    connection: Arc<PushConnection>,
+    /// The version of the map of shards to nodes.
+    version: u64,
+    reports: Reports,
+    /// The topics that the connection reports here.
+    topics: HashSet<String>,
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        for topic in &self.topics {
+            self.connection.forget(topic);
+        }
+    }
 }
 
 impl PubSub {
@@ -96,6 +158,13 @@ impl PubSub {
             tracing::warn!("the Redis user may not subscribe to channels; waiters poll instead");
         }
         Failure::Refused
+    }
+
+    /// Finds the node again if this one no longer serves the shard.
+    async fn follow(&self, connection: &Subscriber, cause: &RedisError) {
+        if let (PushSource::Shard { nodes, .. }, Some("MOVED")) = (&self.source, cause.code()) {
+            nodes.refresh(connection.version).await;
+        }
     }
 }
 
@@ -110,29 +179,13 @@ impl Transport for PubSub {
     }
 
     fn timeout(&self) -> Duration {
-        self.resolver.response_timeout()
+        self.source.timeout()
     }
 
     async fn connect(&self, reports: Reports) -> Result<Subscriber, Failure> {
-        let (invalidated, received) = mpsc::unbounded_channel();
-        let config = self.resolver.connection_config().set_push_sender({
-            let reports = reports.clone();
-            move |push: PushInfo| {
-                on_push(&reports, &invalidated, &push);
-                Ok::<(), redis::aio::SendError>(())
-            }
-        });
-        let connection =
-            self.resolver.connect(config).await.map_err(|cause| self.failure(&cause))?;
-        let tracked = Arc::<Tracked>::default();
-        let tracking = track(connection.clone(), Arc::clone(&tracked), received, reports);
-        Ok(Subscriber {
-            connection,
-            is_sharded: self.resolver.is_cluster(),
-            is_tracking: false,
-            tracked,
-            tracking: tokio::spawn(tracking).abort_handle(),
-        })
+        let connected = self.source.connect().await;
+        let (connection, version) = connected.map_err(|cause| self.failure(&cause))?;
+        Ok(Subscriber { connection, version, reports, topics: HashSet::new() })
     }
 
     async fn subscribe(
@@ -140,177 +193,43 @@ impl Transport for PubSub {
         connection: &mut Subscriber,
         topics: &[Topic],
     ) -> Result<(), Failure> {
-        let command = if connection.is_sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" };
         for topic in topics {
-            if topic.interest == Interest::Change {
-                self.track(connection, &topic.name).await?;
-                continue;
+            let (name, reports) = (topic.name.as_str(), &connection.reports);
+            let subscribed = match topic.interest {
+                Interest::Release => connection.connection.subscribe(name, reports).await,
+                Interest::Change => {
+                    connection.connection.track(record_of_topic(name), reports).await
+                }
+            };
+            if let Err(cause) = subscribed {
+                self.follow(connection, &cause).await;
+                return Err(match (topic.interest, cause.code()) {
+                    // A user without this permission notices a loss at the next renewal.
+                    (Interest::Change, Some(code)) if code != "MOVED" => Failure::Refused,
+                    (Interest::Change, _) => Failure::Lost,
+                    (Interest::Release, _) => self.failure(&cause),
+                });
             }
-            let subscribed = connection.send(command, &topic.name).await;
-            subscribed.map_err(|cause| self.failure(&cause))?;
+            connection.topics.insert(topic.name.clone());
         }
         Ok(())
     }
 
     async fn unsubscribe(&self, connection: &mut Subscriber, topic: &Topic) -> Result<(), Failure> {
+        connection.topics.remove(&topic.name);
         if topic.interest == Interest::Change {
-            // The server forgets the record when it changes next, or with the connection.
-            connection.tracked.records().remove(record_of_topic(&topic.name));
+            connection.connection.forget(&topic.name);
             return Ok(());
         }
-        let command = if connection.is_sharded { "SUNSUBSCRIBE" } else { "UNSUBSCRIBE" };
-        let unsubscribed = connection.send(command, &topic.name).await;
-        unsubscribed.map_err(|cause| self.failure(&cause))
+        match connection.connection.unsubscribe(&topic.name).await {
+            Ok(()) => Ok(()),
+            // The shard has moved, and with it the subscriptions that are left.
+            Err(cause) if cause.code() == Some("MOVED") => Err(Failure::Lost),
+            Err(cause) => Err(self.failure(&cause)),
+        }
     }
 
-    /// Needed because the driver keeps a connection that has stopped answering.
     async fn ping(&self, connection: &mut Subscriber) -> Result<(), Failure> {
-        let ping = redis::cmd("PING").query_async::<Value>(&mut connection.connection).await;
-        ping.map(drop).map_err(|_cause| Failure::Lost)
-    }
-}
-
-impl PubSub {
-    /// Asks the server to report the next change of a record, by reading it.
-    async fn track(&self, connection: &mut Subscriber, topic: &str) -> Result<(), Failure> {
-        // A user without this permission notices a loss at the next renewal.
-        let refused = |cause: RedisError| match cause.code() {
-            Some(_) => Failure::Refused,
-            None => Failure::Lost,
-        };
-        if !connection.is_tracking {
-            let mut tracking = redis::cmd("CLIENT");
-            tracking.arg("TRACKING").arg("ON");
-            let answer = tracking.query_async::<Value>(&mut connection.connection).await;
-            answer.map_err(refused)?;
-            connection.is_tracking = true;
-        }
-        let record = record_of_topic(topic);
-        let holder = read_holder(&mut connection.connection, record).await.map_err(refused)?;
-        connection.tracked.records().insert(record.to_owned(), holder);
-        Ok(())
-    }
-}
-
-/// The topic of a record. It differs from all channels, which contain no such character.
-fn topic_of_record(lock_key: &str) -> String {
-    format!("={lock_key}")
-}
-
-fn record_of_topic(topic: &str) -> &str {
-    topic.strip_prefix('=').unwrap_or(topic)
-}
-
-/// The records that the server tracks for a connection, and the lock id in each when it was last
-/// read.
-#[derive(Default)]
-struct Tracked(Mutex<HashMap<String, Option<String>>>);
-
-impl Tracked {
-    fn records(&self) -> MutexGuard<'_, HashMap<String, Option<String>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A record that has changed, or all of them.
-enum Invalidated {
-    Record(String),
-    All,
-}
-
-/// Reads every record that has changed, which makes the server track it again, and reports those
-/// that have another holder now. An extend changes a record too.
-async fn track(
-    mut connection: MultiplexedConnection,
-    tracked: Arc<Tracked>,
-    mut invalidated: mpsc::UnboundedReceiver<Invalidated>,
-    reports: Reports,
-) {
-    while let Some(changed) = invalidated.recv().await {
-        let names = match changed {
-            Invalidated::Record(name) => vec![name],
-            Invalidated::All => tracked.records().keys().cloned().collect(),
-        };
-        for name in names {
-            let Some(before) = tracked.records().get(&name).cloned() else { continue };
-            let Ok(holder) = read_holder(&mut connection, &name).await else {
-                // All records are read again on the next connection.
-                return reports.lost();
-            };
-            if holder != before {
-                if let Some(seen) = tracked.records().get_mut(&name) {
-                    *seen = holder;
-                }
-                reports.notify(&topic_of_record(&name), None);
-            }
-        }
-    }
-}
-
-/// Reads which lock id a record names.
-async fn read_holder(
-    connection: &mut MultiplexedConnection,
-    name: &str,
-) -> RedisResult<Option<String>> {
-    let mut read = redis::cmd("GET");
-    let record = read.arg(name).query_async::<Value>(connection).await?;
-    Ok(match record {
-        Value::BulkString(json) => record::lock_id(&json),
-        _ => None,
-    })
-}
-
-/// Handles a push message of the server. The connection calls it, so it must not block.
-fn on_push(reports: &Reports, invalidated: &mpsc::UnboundedSender<Invalidated>, push: &PushInfo) {
-    let text = |place: usize| match push.data.get(place) {
-        Some(Value::BulkString(text)) => str::from_utf8(text).ok(),
-        _ => None,
-    };
-    let (channel, age) = (text(0), text(1).and_then(parse_holder_age));
-    match (&push.kind, channel) {
-        (PushKind::Message | PushKind::SMessage, Some(channel)) => {
-            reports.notify(channel, age);
-        }
-        (PushKind::Invalidate, _) => match push.data.first() {
-            Some(Value::Array(names)) => {
-                let names = names.iter().filter_map(super::reply::text);
-                for name in names {
-                    // This fails only if the connection is being replaced.
-                    drop(invalidated.send(Invalidated::Record(name.to_owned())));
-                }
-            }
-            // The database was flushed.
-            _ => drop(invalidated.send(Invalidated::All)),
-        },
-        (PushKind::Disconnection, _) => reports.lost(),
-        // The server ended a subscription that is still needed: the slot has moved to another node.
-        (PushKind::SUnsubscribe, Some(channel)) if reports.is_awaited(channel) => reports.lost(),
-        _ => {}
-    }
-}
-
-/// A connection that subscribes. On a Cluster the channels are sharded: they are on the node that
-/// owns the slot of our prefix, which is the one that this connection leads to.
-struct Subscriber {
-    connection: MultiplexedConnection,
-    is_sharded: bool,
-    /// Whether the server tracks the records that this connection reads.
-    is_tracking: bool,
-    tracked: Arc<Tracked>,
-    tracking: AbortHandle,
-}
-
-/// The task has a copy of the connection, which would stay open.
-impl Drop for Subscriber {
-    fn drop(&mut self) {
-        self.tracking.abort();
-    }
-}
-
-impl Subscriber {
-    /// Sends one channel at a time, because every channel has its own answer.
-    async fn send(&mut self, command: &str, channel: &str) -> RedisResult<()> {
-        let mut call = redis::cmd(command);
-        call.arg(channel).query_async::<Value>(&mut self.connection).await.map(drop)
+        connection.connection.ping().await.map_err(|_cause| Failure::Lost)
     }
 }

@@ -7,6 +7,8 @@
 //!   release, extend and look up the other's locks.
 //! * It needs Redis 7.0 or Valkey 7.2 or newer: one server, Sentinel or Cluster, over TCP, TLS or a
 //!   Unix socket.
+//! * With [`shards`](RedisConfig::shards), the locks are distributed over all nodes of a Cluster,
+//!   each with connections of its own.
 //!
 //! [The guide](https://github.com/syncguard/syncguard/blob/main/docs/guide/redis.md)
 //! describes connection URLs, permissions, and what can make fences go backwards.
@@ -20,60 +22,63 @@ mod connection;
 mod dial;
 mod error;
 mod fenced;
+mod layout;
 mod listener;
 mod names;
+mod nodes;
 mod record;
 mod replicas;
 mod reply;
+mod route;
 mod scattered;
 mod scripts;
 mod sentinel;
+mod settings;
+mod shard;
+mod shards;
+mod subscriber;
 mod survey;
 mod topology;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use redis;
-use redis::Value;
 pub use redis::{Client, ClientTlsConfig, TlsCertificates};
 
 use crate::common::cleanup::CleanupGate;
-use crate::common::error::{Error, ErrorCode, Result};
-use crate::common::fence::{Fence, Fenced};
+use crate::common::error::Result;
+use crate::common::fence::Fenced;
 use crate::common::holder::BreakNote;
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
-use crate::common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp};
 use crate::contract::LockBackend;
+use crate::contract::acquire_any::look_then_acquire;
 use crate::contract::admin::Admin;
-use crate::contract::capabilities::{Capabilities, TimeAuthority};
+use crate::contract::capabilities::Capabilities;
 use crate::contract::finding::Finding;
-use crate::contract::listener::holder_age_text;
 use crate::contract::notifier::Subscription;
 use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, ReleaseOutcome};
-use crate::contract::request::{
-    AcquireAnyRequest, AcquireRequest, ExtendRequest, Hint, ReleaseRequest,
-};
+use crate::contract::request::{AcquireAnyRequest, AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
-use admin::ServerSettings;
-use batches::{Batches, Operation};
-use config::ConnectionSource;
-use config::Fences;
+use batches::Batches;
 pub use config::RedisConfig;
-use connection::{Connection, Multiplexed};
+use config::{ConnectionSource, Fences};
+use connection::{Connection, Multiplexed, SharedConnection};
 pub use fenced::{FencedKeys, FencedScript};
-use listener::{Channels, RedisListener};
+use layout::{Layout, count_name, slot_of};
+use listener::{Channels, PushSource};
 use names::Names;
-use replicas::{Confirmed, Replicas};
-use scripts::Argument::{Number, Text};
+use nodes::Nodes;
+use replicas::{ReplicaRoute, Replicas};
+use route::Route;
 use scripts::Scripts;
+use shard::{LazyListener, Shard, ShardInner};
 use topology::{Resolver, Timeouts};
 
-/// How long records outlive their tolerance, to distinguish "expired" from "not found".
-const GRACE_MS: u64 = 1000;
-
-/// A backend that keeps locks on a Redis server. Clones share the connection.
+/// A backend that keeps locks on a Redis server, or on the nodes of a Cluster. Clones share the
+/// connections.
 ///
 /// ```no_run
 /// use syncguard::redis::RedisConfig;
@@ -92,71 +97,67 @@ pub struct RedisBackend {
 }
 
 struct RedisInner {
-    connection: Connection,
-    names: Names,
-    scripts: Scripts,
-    /// `None` with the caller's own connection, on which the backend cannot subscribe.
-    listener: Option<RedisListener>,
-    replicas: Option<Replicas>,
+    /// The prefix as it was configured.
+    prefix: String,
+    layout: Layout,
+    /// In the order of the layout; one, if the store has no shards.
+    shards: Vec<Shard>,
+    /// The nodes that serve the shards, if the store has shards.
+    nodes: Option<Arc<Nodes>>,
     fences: Fences,
-    is_cluster: bool,
-    channels: Channels,
-    cleanup: Arc<CleanupGate>,
-    batches: Batches,
+    waits_for_replicas: bool,
+    scripts: Arc<Scripts>,
 }
 
 impl RedisBackend {
-    /// Connects to a server. Fails if the server is too old.
+    /// Connects to a server. Fails if the server is too old, or if the store has another number of
+    /// shards.
     ///
     /// # Cancel safety
     ///
-    /// If you drop the future before it completes, it leaves nothing behind.
+    /// If you drop the future before it completes, it leaves nothing behind, except the number of
+    /// shards in the store.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
         config.validate()?;
-        let names = config.names()?;
-        let timeouts = Timeouts {
-            connect: config.network.connect_timeout,
-            response: config.network.response_timeout,
+        let layout = config.layout()?;
+        let parts = Parts {
+            scripts: Arc::new(Scripts::new()),
+            cleanup: Arc::new(CleanupGate::new(config.network.cleanup_in_is_locked)),
+            fences: config.fences,
+            replicas: config.replicas,
+            timeouts: Timeouts {
+                connect: config.network.connect_timeout,
+                response: config.network.response_timeout,
+            },
         };
-        let prefix = names.space.prefix();
-        let (connection, resolver, database) = match config.source {
+        let prefix = config.base_prefix().to_owned();
+        let (shards, nodes) = match config.source {
+            ConnectionSource::External(connection) => {
+                (vec![parts.external(connection, &layout)], None)
+            }
             ConnectionSource::Owned(topology) => {
+                let name = layout.shards()[0].space.prefix().to_owned();
                 let (database, certificates) = (topology.database(), config.certificates);
                 let resolver =
-                    Resolver::new(*topology, certificates.as_ref(), timeouts, prefix.to_owned())?;
+                    Resolver::new(*topology, certificates.as_ref(), parts.timeouts, name)?;
                 let resolver = Arc::new(resolver);
-                let connection = Multiplexed::open(Arc::clone(&resolver)).await?;
-                (Connection::Owned(connection), Some(resolver), database)
-            }
-            ConnectionSource::External(connection) => {
-                let database = connection.database();
-                let inspection_timeout = config.network.response_timeout;
-                (Connection::External { connection, inspection_timeout }, None, database)
+                match config.shards {
+                    None => (vec![parts.whole(resolver, &layout, database).await?], None),
+                    Some(count) => {
+                        let nodes = parts.find_nodes(resolver, &layout, &prefix).await?;
+                        parts.check_count(&nodes, &prefix, count).await?;
+                        (parts.sharded(&nodes, &layout), Some(nodes))
+                    }
+                }
             }
         };
-        let is_cluster = resolver.as_ref().is_some_and(|resolver| resolver.is_cluster());
-        let report = ServerSettings::ask(&connection).await;
-        report.refuse_an_old_server()?;
-        if !is_cluster {
-            report.refuse_a_lone_node()?;
-        }
-        report.warn(config.replicas.is_some(), config.fences.source);
-        let replicas = resolver.clone().zip(config.replicas);
-        let channels = Channels::new(names.clone(), database);
-        Ok(Self {
-            shared: Arc::new(RedisInner {
-                connection,
-                names,
-                scripts: Scripts::new(),
-                listener: resolver.map(|resolver| RedisListener::start(resolver, channels.clone())),
-                channels,
-                replicas: replicas.map(|(resolver, wanted)| Replicas::new(resolver, wanted)),
-                fences: config.fences,
-                is_cluster,
-                cleanup: Arc::new(CleanupGate::new(config.network.cleanup_in_is_locked)),
-                batches: Batches::new(),
-            }),
-        })
+        let (scripts, fences) = (parts.scripts, parts.fences);
+        let waits_for_replicas = parts.replicas.is_some();
+        let inner =
+            RedisInner { prefix, layout, shards, nodes, fences, waits_for_replicas, scripts };
+        let backend = Self { shared: Arc::new(inner) };
+        backend.check_servers().await?;
+        Ok(backend)
     }
 
     /// Returns what about this server can make locks vanish or fences go backwards. It asks the
@@ -167,79 +168,104 @@ impl RedisBackend {
     ///
     /// Cancel safe: it only reads.
     pub async fn findings(&self) -> Vec<Finding> {
-        let report = ServerSettings::ask(&self.shared.connection).await;
-        report.findings(self.shared.replicas.is_some(), self.shared.fences.source)
+        self.ask_for_findings().await
     }
 
-    /// Returns the index key of an id and the lock key from the hint, or the index key twice if
-    /// there is no hint. A hint that cannot be a lock's key is ignored.
-    ///
-    /// On a Cluster a missing hint is looked up first: while a slot moves, a script finds only keys
-    /// that it has declared.
-    async fn keys_of(
+    /// Returns the shard of a key.
+    fn shard(&self, key: &Key) -> &Shard {
+        &self.shared.shards[self.shared.layout.place_of(key)]
+    }
+}
+
+/// What all shards share.
+struct Parts {
+    scripts: Arc<Scripts>,
+    cleanup: Arc<CleanupGate>,
+    fences: Fences,
+    replicas: Option<(u32, Duration)>,
+    timeouts: Timeouts,
+}
+
+impl Parts {
+    /// Creates the only shard of a store that is used through the caller's own connection.
+    fn external(&self, connection: SharedConnection, layout: &Layout) -> Shard {
+        let channels = Channels::new(layout.shards()[0].clone(), connection.database());
+        let inspection_timeout = self.timeouts.response;
+        self.shard(Connection::External { connection, inspection_timeout }, channels, None, None)
+    }
+
+    /// Connects to the only shard of a store.
+    async fn whole(
         &self,
-        operation: &'static str,
-        lock_id: &LockId,
-        hint: &Hint,
-    ) -> Result<[String; 2]> {
-        let names = &self.shared.names;
-        let index = names.space.index_key(lock_id)?;
-        let mut hinted = hint.key.as_ref().and_then(|key| names.lock_key(key).ok());
-        if hinted.is_none() && self.shared.is_cluster {
-            hinted = Box::pin(self.lock_key_of(operation, &index)).await?;
+        resolver: Arc<Resolver>,
+        layout: &Layout,
+        database: i64,
+    ) -> Result<Shard> {
+        let server = Multiplexed::open(Arc::clone(&resolver)).await?;
+        let replicas = self.replicas.map(|wanted| Replicas::new(Arc::clone(&resolver), wanted));
+        let channels = Channels::new(layout.shards()[0].clone(), database);
+        let listener = LazyListener::new(PushSource::Server(resolver));
+        listener.started(&channels);
+        let connection = Connection::Owned(Route::Server(server));
+        let replicas = replicas.map(ReplicaRoute::Server);
+        Ok(self.shard(connection, channels, Some(listener), replicas))
+    }
+
+    /// Finds the nodes that serve the shards, and after these the record of their number.
+    async fn find_nodes(
+        &self,
+        resolver: Arc<Resolver>,
+        layout: &Layout,
+        prefix: &str,
+    ) -> Result<Arc<Nodes>> {
+        let slots = layout.shards().iter().map(|names| slot_of(names.space.prefix()));
+        let slots = slots.chain([slot_of(&count_name(prefix))]).collect();
+        let nodes = Nodes::find(resolver, slots, self.replicas).await;
+        nodes.map_err(|cause| error::refused(&cause, error::CONNECT))
+    }
+
+    /// Creates the shards of a store. They connect when they are used.
+    fn sharded(&self, nodes: &Arc<Nodes>, layout: &Layout) -> Vec<Shard> {
+        let shard = |(shard, names): (usize, &Names)| {
+            let nodes = || Arc::clone(nodes);
+            let timeout = self.timeouts.response;
+            let listener = LazyListener::new(PushSource::Shard { nodes: nodes(), shard, timeout });
+            let connection = Connection::Owned(Route::Shard { nodes: nodes(), shard });
+            let replicas = self.replicas.map(|_| ReplicaRoute::Shard { nodes: nodes(), shard });
+            self.shard(connection, Channels::new(names.clone(), 0), Some(listener), replicas)
+        };
+        layout.shards().iter().enumerate().map(shard).collect()
+    }
+
+    fn shard(
+        &self,
+        connection: Connection,
+        channels: Channels,
+        listener: Option<LazyListener>,
+        replicas: Option<ReplicaRoute>,
+    ) -> Shard {
+        Shard {
+            shared: Arc::new(ShardInner {
+                is_cluster: connection.is_cluster(),
+                connection,
+                names: channels.names().clone(),
+                scripts: Arc::clone(&self.scripts),
+                listener,
+                replicas,
+                fences: self.fences,
+                channels,
+                cleanup: Arc::clone(&self.cleanup),
+                batches: Batches::new(),
+            }),
         }
-        Ok([index.clone(), hinted.unwrap_or(index)])
-    }
-
-    /// Returns the lock key in an index entry. The marker of an undo contains none.
-    async fn lock_key_of(&self, operation: &'static str, index: &str) -> Result<Option<String>> {
-        let entry = self.index_entry(operation, index).await?;
-        Ok(entry.filter(|lock_key| !lock_key.is_empty()))
-    }
-
-    async fn index_entry(&self, operation: &'static str, index: &str) -> Result<Option<String>> {
-        let script = &self.shared.scripts.resolve;
-        match self.shared.connection.run(operation, script, &[index], &[]).await? {
-            Value::Nil => Ok(None),
-            entry => match reply::text(&entry) {
-                Some(lock_key) => Ok(Some(lock_key.to_owned())),
-                None => Err(error::unexpected_response(operation)),
-            },
-        }
-    }
-
-    /// Undoes an acquire that was granted but not confirmed, and returns the error to report.
-    ///
-    /// The grant was written, so the error is without effect only if the undo was answered.
-    /// Otherwise the caller has to undo.
-    async fn undo_unconfirmed(&self, request: &AcquireRequest, error: Error) -> Error {
-        match self.release(&ReleaseRequest::undo(request)).await {
-            Ok(_released_or_gone) => error.without_effect(),
-            Err(_undo_failed) => error.after_effect(),
-        }
-    }
-
-    /// Deletes a dead record in the background.
-    fn clean_up(&self, lock_key: String, lock_id: LockId) {
-        let backend = self.clone();
-        tokio::spawn(async move {
-            let index_key = backend.shared.names.space.index_key(&lock_id)?;
-            let arguments = [Text(lock_id.expose()), Number(CLEANUP_GUARD_MS)];
-            let script = &backend.shared.scripts.cleanup;
-            // Best effort: if it fails, the record stays until its physical expiry.
-            backend
-                .shared
-                .connection
-                .run("cleanup", script, &[&lock_key, &index_key], &arguments)
-                .await
-        });
     }
 }
 
 impl fmt::Debug for RedisBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisBackend")
-            .field("prefix", &self.shared.names.space.prefix())
+            .field("prefix", &self.shared.prefix)
+            .field("shards", &self.shared.shards.len())
             .finish_non_exhaustive()
     }
 }
@@ -248,225 +274,75 @@ impl LockBackend for RedisBackend {
     type Fencing = Fenced;
 
     fn capabilities(&self) -> Capabilities {
-        // An undo leaves a marker, by which a late copy of its acquire is refused.
-        Capabilities::new::<Fenced>("redis", TimeAuthority::Server).with_final_undo()
+        let capabilities = self.shared.shards[0].capabilities();
+        match (&self.shared.nodes, u16::try_from(self.shared.shards.len())) {
+            (Some(_), Ok(count)) => capabilities.with_shards(count),
+            _ => capabilities,
+        }
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        const OPERATION: &str = "acquire";
-        let (names, key, lock_id) = (&self.shared.names, request.key(), request.lock_id());
-        let lock_key = names.lock_key(key)?;
-        let index_key = names.space.index_key(&lock_id)?;
-        let fence_key = names.space.fence_key(&lock_key)?;
-        let ttl_ms = request.ttl().as_millis();
-        let [fences_per_ms, counter_expiry_ms] = self.shared.fences.arguments(request.ttl());
-        let arguments = [
-            Text(lock_id.expose()),
-            Number(ttl_ms),
-            Number(TIME_TOLERANCE_MS),
-            Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
-            Text(&record::key_and_holder(request)),
-            Number(Fence::MAX.get()),
-            Number(u64::from(self.shared.replicas.is_some())),
-            fences_per_ms,
-            counter_expiry_ms,
-        ];
-        let keys = [lock_key.as_str(), &index_key, &fence_key];
-        let answer = match &self.shared.replicas {
-            None => match self.run_batched(Operation::Acquire, &keys, &arguments).await {
-                Ok(Some(claim)) if scattered::is_claim(&claim) => {
-                    Box::pin(self.seal(request, [&lock_key, &fence_key])).await
-                }
-                Ok(Some(answer)) => Ok(answer),
-                Ok(None) => Box::pin(self.acquire_scattered(request, keys)).await,
-                Err(error) => Err(error),
-            },
-            Some(replicas) => {
-                let is_granted = |answer: &Value| matches!(reply::list(answer), Some((1, _)));
-                let script = &self.shared.scripts.acquire.0;
-                let run = replicas.run(OPERATION, script, &keys, &arguments, is_granted);
-                match Box::pin(run).await {
-                    Ok(Confirmed { answer, confirmation: Ok(()) }) => Ok(answer),
-                    Ok(Confirmed { confirmation: Err(error), .. }) => {
-                        Err(Box::pin(self.undo_unconfirmed(request, error)).await)
-                    }
-                    Err(error) => Err(error),
-                }
-            }
-        };
-        let answer = answer.map_err(|error| error.with_key(key))?;
-        reply::acquire(&answer)
-            .inspect(|outcome| {
-                if let AcquireOutcome::Acquired(lease) = outcome {
-                    lease.fence().warn_near_the_end(key);
-                }
-            })
-            .map_err(|error| error.with_key(key).with_operation("redis", OPERATION))
+        self.shard(request.key()).acquire(request).await
     }
 
     async fn acquire_any(&self, request: &AcquireAnyRequest) -> Result<AcquireAnyOutcome> {
-        self.acquire_any_in_script(request).await
+        let place = |key| self.shared.layout.place_of(key);
+        let first = place(request.first().key());
+        if request.keys().iter().all(|key| place(key) == first) {
+            return self.shared.shards[first].acquire_any(request).await;
+        }
+        Box::pin(look_then_acquire(self, request)).await
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
-        const OPERATION: &str = "release";
-        /// Longer than any request takes to arrive.
-        const MARK_MS: u64 = 60_000;
-        let lock_id = request.lock_id();
-        let keys = self.keys_of(OPERATION, &lock_id, request.hint()).await;
-        let [index_key, hinted] = keys.map_err(|error| error.with_lock_id(lock_id))?;
-        let mark_ms = if request.is_undo() { MARK_MS } else { 0 };
-        let arguments = [
-            Text(lock_id.expose()),
-            Number(TIME_TOLERANCE_MS),
-            Number(mark_ms),
-            Text(&self.shared.channels.of_lock(&hinted)),
-            Text(self.shared.channels.prefix()),
-            Text(if self.shared.is_cluster { "S" } else { "" }),
-            Text(&holder_age_text(request.holder_age())),
-        ];
-        if let Some(note) = request.break_note() {
-            self.leave_break_note(&lock_id, note).await;
+        match self.shard_of_id(&request.lock_id()) {
+            Some(shard) => shard.release(request).await,
+            None => Box::pin(self.release_anywhere(request)).await,
         }
-        let keys = [index_key.as_str(), &hinted];
-        let answer = match self.run_batched(Operation::Release, &keys, &arguments).await {
-            Ok(Some(answer)) => Ok(answer),
-            Ok(None) => Box::pin(self.release_scattered(request, keys, mark_ms)).await,
-            Err(error) => Err(error),
-        };
-        let answer = answer.and_then(|answer| reply::release(&answer));
-        answer
-            .map_err(|error| match error.code() {
-                // The script releases the lock even if there is no memory for the marker of an
-                // undo.
-                ErrorCode::RateLimited if request.is_undo() => error.after_effect(),
-                _ => error,
-            })
-            .map_err(|error| error.with_lock_id(lock_id))
     }
 
     async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
-        const OPERATION: &str = "extend";
-        let lock_id = request.lock_id();
-        let keys = self.keys_of(OPERATION, &lock_id, request.hint()).await;
-        let [index_key, hinted] = keys.map_err(|error| error.with_lock_id(lock_id))?;
-        let ttl_ms = request.ttl().as_millis();
-        let arguments = [
-            Text(lock_id.expose()),
-            Number(TIME_TOLERANCE_MS),
-            Number(ttl_ms),
-            Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
-        ];
-        let keys = [index_key.as_str(), &hinted];
-        let connection = &self.shared.connection;
-        let generation = connection.generation();
-        let answer = request.bounded(async {
-            match self.run_batched(Operation::Extend, &keys, &arguments).await? {
-                Some(answer) => Ok(answer),
-                None => Box::pin(self.extend_scattered(request, keys)).await,
-            }
-        });
-        let answer = answer.await.unwrap_or_else(|| {
-            connection.distrust(generation);
-            Err(error::timeout(OPERATION))
-        });
-        answer
-            .and_then(|answer| reply::extend(&answer))
-            .map_err(|error| error.with_lock_id(lock_id))
+        match self.shard_of_id(&request.lock_id()) {
+            Some(shard) => shard.extend(request).await,
+            None => Box::pin(self.extend_anywhere(request)).await,
+        }
     }
 
     async fn is_locked(&self, key: &Key) -> Result<bool> {
-        const OPERATION: &str = "is_locked";
-        let lock_key = self.shared.names.lock_key(key)?;
-        let (script, arguments) = (&self.shared.scripts.is_locked, [Number(TIME_TOLERANCE_MS)]);
-        let answer = self.shared.connection.run(OPERATION, script, &[&lock_key], &arguments).await;
-        let answer = answer.map_err(|error| error.with_key(key))?;
-        let found = reply::is_locked(&answer).map_err(|error| error.with_key(key))?;
-        if let Some((expired_for, lock_id)) = found.expired
-            // Only the difference matters.
-            && self.shared.cleanup.admits(Timestamp::from_millis(0), expired_for)
-        {
-            self.clean_up(lock_key, lock_id);
-        }
-        Ok(found.is_live)
+        self.shard(key).is_locked(key).await
     }
 
     async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
-        let lock_key = self.shared.names.lock_key(key)?;
-        let found = self.lookup(&lock_key, "").await;
-        found.map_err(|error| error.with_key(key))
+        self.shard(key).lookup_key(key).await
     }
 
     async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
-        let index_key = self.shared.names.space.index_key(lock_id)?;
-        let found = if self.shared.is_cluster {
-            self.lookup_in_two_steps(&index_key, lock_id).await
-        } else {
-            self.lookup(&index_key, lock_id.expose()).await
-        };
-        found.map_err(|error| error.with_lock_id(*lock_id))
-    }
-
-    async fn subscribe(&self, key: &Key) -> Option<Subscription> {
-        self.shared.listener.as_ref()?.subscribe(key).await
-    }
-
-    async fn watch(&self, key: &Key) -> Option<Subscription> {
-        self.shared.listener.as_ref()?.watch(key).await
-    }
-
-    async fn waiters(&self, key: &Key) -> Option<u32> {
-        let channel = self.shared.channels.of_lock(&self.shared.names.lock_key(key).ok()?);
-        let count = if self.shared.is_cluster { "SHARDNUMSUB" } else { "NUMSUB" };
-        let mut command = redis::cmd("PUBSUB");
-        command.arg(count).arg(channel);
-        match self.shared.connection.ask(command).await.ok()? {
-            Value::Array(answer) => u32::try_from(reply::number(answer.get(1)?)?).ok(),
-            Value::Map(answer) => u32::try_from(reply::number(&answer.first()?.1)?).ok(),
-            _ => None,
+        match self.shard_of_id(lock_id) {
+            Some(shard) => shard.lookup_id(lock_id).await,
+            None => Box::pin(self.lookup_anywhere(lock_id)).await,
         }
     }
 
+    async fn subscribe(&self, key: &Key) -> Option<Subscription> {
+        self.shard(key).subscribe(key).await
+    }
+
+    async fn watch(&self, key: &Key) -> Option<Subscription> {
+        self.shard(key).watch(key).await
+    }
+
+    async fn waiters(&self, key: &Key) -> Option<u32> {
+        self.shard(key).waiters(key).await
+    }
+
     async fn break_note(&self, lock_id: &LockId) -> Option<BreakNote> {
-        let marker = self.shared.names.break_marker(lock_id).ok()?;
-        let note = self.index_entry("break_note", &marker).await.ok()??;
-        Some(BreakNote::parse(&note))
+        match self.shard_of_id(lock_id) {
+            Some(shard) => shard.break_note(lock_id).await,
+            None => Box::pin(self.break_note_anywhere(lock_id)).await,
+        }
     }
 
     fn admin(&self) -> Option<Arc<dyn Admin>> {
         Some(Arc::new(self.clone()))
-    }
-}
-
-impl RedisBackend {
-    /// Writes why a lock is broken, before it is: its holder looks for the note when it misses the
-    /// lock. If the lock is not held, the note expires unread.
-    async fn leave_break_note(&self, lock_id: &LockId, note: &BreakNote) {
-        /// Longer than a holder takes to notice.
-        const KEPT_MS: u64 = 600_000;
-        let Ok(marker) = self.shared.names.break_marker(lock_id) else { return };
-        let (text, script) = (note.to_text(), &self.shared.scripts.index);
-        let arguments = [Text(&text), Number(KEPT_MS)];
-        // Without the note, the holder learns only that the lock is gone.
-        drop(self.shared.connection.run("release", script, &[&marker], &arguments).await);
-    }
-
-    /// Looks up a lock id on a Cluster, where a script finds only declared keys while a slot moves.
-    async fn lookup_in_two_steps(
-        &self,
-        index_key: &str,
-        lock_id: &LockId,
-    ) -> Result<Option<StoredLock>> {
-        let Some(lock_key) = self.lock_key_of("lookup", index_key).await? else { return Ok(None) };
-        let found = self.lookup(&lock_key, "").await?;
-        Ok(found.filter(|lock| lock.lock_id == *lock_id))
-    }
-
-    async fn lookup(&self, name: &str, lock_id: &str) -> Result<Option<StoredLock>> {
-        const OPERATION: &str = "lookup";
-        let arguments = [Number(TIME_TOLERANCE_MS), Text(lock_id)];
-        let script = &self.shared.scripts.lookup;
-        let answer = self.shared.connection.run(OPERATION, script, &[name], &arguments).await?;
-        reply::lookup(&answer)
     }
 }

@@ -1,5 +1,6 @@
 //! The names of a lock's records.
 
+use super::config::RedisConfig;
 use crate::common::error::{Error, Result};
 use crate::common::key::Key;
 use crate::common::lock_id::LockId;
@@ -14,9 +15,15 @@ pub(super) struct Names {
 }
 
 impl Names {
+    /// Creates the names with a prefix.
+    pub(super) fn with_prefix(prefix: &str) -> Result<Self> {
+        let (limit_bytes, reserve_bytes) = (RedisConfig::LIMIT_BYTES, RedisConfig::RESERVE_BYTES);
+        Self::new(KeySpace::new(prefix, limit_bytes, reserve_bytes)?)
+    }
+
     /// Creates the names in a key space. Fails if not even an index key fits after the prefix, so
     /// that `connect` fails and not every lock.
-    pub(super) fn new(space: KeySpace) -> Result<Self> {
+    fn new(space: KeySpace) -> Result<Self> {
         let reserved = match space.prefix() {
             "" => "fence:".to_owned(),
             prefix => format!("fence:{prefix}:"),
@@ -65,6 +72,18 @@ impl Names {
             prefix => Ok(format!("{}:{}*", escaped(prefix), escaped(&self.reserved))),
         }
     }
+}
+
+/// Returns a pattern that matches the names of all records of all shards, for `SCAN`.
+pub(super) fn pattern_of_shards(prefix: &str) -> String {
+    format!("{{{}:*-*}}:*", escaped(prefix))
+}
+
+/// Returns a pattern that matches the names of the fence counters of all shards, except hashed
+/// ones.
+pub(super) fn counter_pattern_of_shards(prefix: &str) -> String {
+    let shard = format!("{{{}:*-*}}:", escaped(prefix));
+    format!("{shard}fence:{shard}*")
 }
 
 /// Escapes a text for `SCAN`.

@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 
 use super::connection::CommandSink;
 use super::error;
+use super::nodes::Nodes;
 use super::scripts::{Argument, Script};
 use super::topology::Resolver;
 use crate::common::error::{Error, ErrorCode, Result};
@@ -24,6 +25,46 @@ pub(super) struct Replicas {
     timeout: Duration,
     places: Semaphore,
     idle: Mutex<Vec<MultiplexedConnection>>,
+}
+
+/// Where replicas confirm the locks of a shard.
+pub(super) enum ReplicaRoute {
+    /// Those of the server in charge.
+    Server(Replicas),
+    /// Those of the node that serves the shard.
+    Shard { nodes: Arc<Nodes>, shard: usize },
+}
+
+impl ReplicaRoute {
+    /// Runs a script and, if it `wrote` something, waits for replicas.
+    pub(super) async fn run(
+        &self,
+        operation: &'static str,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[Argument<'_>],
+        wrote: impl Fn(&Value) -> bool + Send,
+    ) -> Result<Confirmed> {
+        let (nodes, shard) = match self {
+            Self::Server(replicas) => {
+                return replicas.run(operation, script, keys, arguments, wrote).await;
+            }
+            Self::Shard { nodes, shard } => (nodes, *shard),
+        };
+        let serving = nodes.serving(shard);
+        let node = serving.node().map_err(|cause| error::refused(&cause, operation));
+        let replicas = node.map(|node| node.replicas.as_ref());
+        let answer = match replicas {
+            Ok(Some(replicas)) => replicas.run(operation, script, keys, arguments, wrote).await,
+            Ok(None) => Err(error::unexpected_response(operation)),
+            Err(error) => Err(error),
+        };
+        if answer.is_err() {
+            // The next call finds the node that serves the shard by then.
+            nodes.refresh(serving.version).await;
+        }
+        answer
+    }
 }
 
 /// An answer, and whether enough replicas have received the write.

@@ -16,7 +16,8 @@ use redis::Value;
 
 use super::reply::{list, number, text};
 use super::scripts::Argument::{Number, Text};
-use super::{GRACE_MS, RedisBackend, error, record};
+use super::shard::{GRACE_MS, Shard};
+use super::{error, record};
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::fence::Fence;
 use crate::common::time::TIME_TOLERANCE_MS;
@@ -24,7 +25,7 @@ use crate::contract::LockBackend;
 use crate::contract::listener::holder_age_text;
 use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 
-impl RedisBackend {
+impl Shard {
     /// Does what the acquire script does, with the same answers.
     pub(super) async fn acquire_scattered(
         &self,

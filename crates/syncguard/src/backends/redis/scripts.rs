@@ -47,6 +47,7 @@ pub(super) struct Scripts {
     pub(super) resolve: Script,
     pub(super) collect_fences: Script,
     pub(super) check_fence: Script,
+    pub(super) shards: Script,
     // For keys that are on two nodes while their slot moves; each script has one key.
     pub(super) claim: Script,
     pub(super) draw: Script,
@@ -100,6 +101,7 @@ impl Scripts {
             resolve: script!("lua/resolve.lua"),
             collect_fences: script!("lua/collect_fences.lua"),
             check_fence: script!("lua/fenced.lua" "lua/check_fence.lua"),
+            shards: script!("lua/shards.lua"),
             claim: script!("lua/claim.lua"),
             draw: script!("lua/fence.lua" "lua/draw.lua"),
             seal: script!("lua/seal.lua"),

@@ -35,14 +35,18 @@ impl Sentinel {
             async move { sentinel.ask(&resolver, &node).await }
         };
         match survey(self.nodes.clone(), resolver.node_timeout(), ask).await {
-            Ok(found) => Ok(found.server),
+            Ok(found) => Ok(found),
             // They answered, but none of them knows a primary that is up.
             Err(cause) if cause.code() == Some(survey::DOWN) => Err(no_primary()),
             Err(cause) => Err(cause),
         }
     }
 
-    async fn ask(&self, resolver: &Resolver, node: &ConnectionInfo) -> RedisResult<Answer> {
+    async fn ask(
+        &self,
+        resolver: &Resolver,
+        node: &ConnectionInfo,
+    ) -> RedisResult<Answer<ConnectionInfo>> {
         let mut asked = resolver.open(node, resolver.connection_config()).await?;
         let mut question = redis::cmd("SENTINEL");
         let services: Vec<HashMap<String, String>> =
@@ -56,8 +60,8 @@ impl Sentinel {
         let epoch = field(service, "config-epoch").parse().unwrap_or(0);
         // A quorum agrees that it is down: there is no primary until a new one is elected.
         let is_usable = !field(service, "flags").contains("o_down");
-        let server = at(node, &field(service, "ip"), port).set_redis_settings(self.primary.clone());
-        Ok(Answer { server, rank: (epoch, u64::from(!is_usable)), is_usable })
+        let found = at(node, &field(service, "ip"), port).set_redis_settings(self.primary.clone());
+        Ok(Answer { found, rank: (epoch, u64::from(!is_usable)), is_usable })
     }
 }
 

@@ -12,12 +12,12 @@ use crate::common::backoff::random_fraction;
 /// The code of the error if nodes answered but none of them knows a server that can serve.
 pub(super) const DOWN: &str = "CLUSTERDOWN";
 
-/// One node's answer about the server in charge.
-pub(super) struct Answer {
-    pub(super) server: ConnectionInfo,
+/// One node's answer about who is in charge.
+pub(super) struct Answer<T> {
+    pub(super) found: T,
     /// Orders answers: a larger rank is more recent or more reliable.
     pub(super) rank: (u64, u64),
-    /// Whether that server can serve, according to this node.
+    /// Whether what was found can serve, according to this node.
     pub(super) is_usable: bool,
 }
 
@@ -28,13 +28,14 @@ pub(super) struct Answer {
 /// * It decides when more than half of the nodes have answered, or `node_timeout` after the first
 ///   usable answer: a node that does not answer costs at most this time, and an isolated node is
 ///   outvoted.
-pub(super) async fn survey<F>(
+pub(super) async fn survey<T, F>(
     mut nodes: Vec<ConnectionInfo>,
     node_timeout: Duration,
     ask: impl Fn(ConnectionInfo) -> F,
-) -> RedisResult<Answer>
+) -> RedisResult<T>
 where
-    F: Future<Output = RedisResult<Answer>> + Send + 'static,
+    T: Send + 'static,
+    F: Future<Output = RedisResult<Answer<T>>> + Send + 'static,
 {
     const AT_ONCE: u32 = 5;
     const DELAY: Duration = Duration::from_millis(100);
@@ -48,7 +49,7 @@ where
             answer.await
         });
     }
-    let (mut best, mut failure) = (None::<Answer>, None);
+    let (mut best, mut failure) = (None::<Answer<T>>, None);
     let (mut answers, mut decide_at) = (0, None::<Instant>);
     loop {
         let decided = async {
@@ -80,7 +81,7 @@ where
         }
     }
     match (best, failure) {
-        (Some(best), _) if best.is_usable => Ok(best),
+        (Some(best), _) if best.is_usable => Ok(best.found),
         (None, Some(failure)) => Err(failure),
         (Some(_), _) => Err(redis::make_extension_error(DOWN.to_owned(), None)),
         (None, None) => Err((ErrorKind::InvalidClientConfig, "no node is configured").into()),
@@ -112,10 +113,10 @@ mod tests {
             let Some((rank, is_usable)) = table[usize::from(port)] else {
                 return std::future::pending().await;
             };
-            Ok(Answer { server: node, rank: (rank, 0), is_usable })
+            Ok(Answer { found: node, rank: (rank, 0), is_usable })
         });
         let found = found.await?;
-        match found.server.addr() {
+        match found.addr() {
             redis::ConnectionAddr::Tcp(_, port) => Ok(*port),
             _ => unreachable!(),
         }

@@ -1,8 +1,8 @@
 //! Finds the server in charge: the one in the URL, the primary that Sentinel names, or the node of
 //! a Cluster that owns the slot of our prefix.
 //!
-//! All names of a backend are in one slot, so even on a Cluster one server is in charge at a time,
-//! and the rest of this backend talks to a single server.
+//! All names of a shard are in one slot, and a backend without shards is one shard. So even on a
+//! Cluster one server is in charge of a shard at a time. `nodes.rs` finds those of several shards.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,9 +13,11 @@ use redis::{
     AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, RedisResult, TlsCertificates,
 };
 
-use super::cluster;
+use super::cluster::{self, SlotMap};
 use super::dial::{self, Dialer};
+use super::layout::slot_of;
 use super::sentinel::{self, Sentinel};
+use super::survey;
 use crate::common::crypto;
 use crate::common::error::Result;
 
@@ -28,11 +30,13 @@ pub(super) enum Topology {
     Sentinel(Sentinel),
     /// The node of a Cluster that owns our slot.
     Cluster(Vec<ConnectionInfo>),
+    /// This node of a Cluster.
+    Node(ConnectionInfo),
 }
 
 impl Topology {
     pub(super) fn is_cluster(&self) -> bool {
-        matches!(self, Self::Cluster(_))
+        matches!(self, Self::Cluster(_) | Self::Node(_))
     }
 
     /// Returns the database number.
@@ -40,14 +44,14 @@ impl Topology {
         match self {
             Self::Single(info) => info.redis_settings().db(),
             Self::Sentinel(sentinel) => sentinel.primary.db(),
-            Self::Cluster(_) => 0,
+            Self::Cluster(_) | Self::Node(_) => 0,
         }
     }
 
     fn is_tls(&self) -> bool {
         let is_tls = |info: &ConnectionInfo| matches!(info.addr(), ConnectionAddr::TcpTls { .. });
         match self {
-            Self::Single(info) => is_tls(info),
+            Self::Single(info) | Self::Node(info) => is_tls(info),
             Self::Sentinel(sentinel) => sentinel.is_tls(),
             Self::Cluster(nodes) => nodes.iter().any(is_tls),
         }
@@ -57,7 +61,7 @@ impl Topology {
 /// Finds the server in charge and connects to it.
 pub(super) struct Resolver {
     topology: Topology,
-    dialer: Dialer,
+    dialer: Arc<Dialer>,
     timeouts: Timeouts,
     /// A name in the slot of our prefix; only its slot matters.
     name: String,
@@ -89,8 +93,27 @@ impl Resolver {
         if matches!(&topology, Topology::Single(info) if dial::has_own_tls(info)) {
             crypto::install();
         }
-        let dialer = Dialer::new(topology.is_tls(), certificates)?;
+        let dialer = Arc::new(Dialer::new(topology.is_tls(), certificates)?);
         Ok(Self { topology, dialer, timeouts, name, known: Mutex::default() })
+    }
+
+    /// Creates a resolver that always leads to one node of the same Cluster.
+    pub(super) fn for_node(&self, node: ConnectionInfo) -> Self {
+        Self {
+            topology: Topology::Node(node),
+            dialer: Arc::clone(&self.dialer),
+            timeouts: self.timeouts,
+            name: self.name.clone(),
+            known: Mutex::default(),
+        }
+    }
+
+    /// Asks the nodes of the Cluster which of them serve which slots, within the connect timeout.
+    pub(super) async fn slot_map(self: &Arc<Self>) -> RedisResult<SlotMap> {
+        let Topology::Cluster(nodes) = &self.topology else {
+            return Err((ErrorKind::InvalidClientConfig, "only a Cluster has slots").into());
+        };
+        self.in_time(cluster::find(self, nodes, None)).await
     }
 
     pub(super) fn response_timeout(&self) -> Duration {
@@ -100,11 +123,6 @@ impl Resolver {
     /// Returns how long to wait for the other nodes after the first usable answer.
     pub(super) fn node_timeout(&self) -> Duration {
         self.timeouts.connect / 4
-    }
-
-    /// Returns a name in our slot.
-    pub(super) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Returns the nodes of the Cluster, as last reported.
@@ -141,9 +159,12 @@ impl Resolver {
                     Ok(connection)
                 }
                 Topology::Cluster(nodes) => {
-                    let node = cluster::find(self, nodes).await?;
-                    self.open(&node, config).await
+                    let slot = slot_of(&self.name);
+                    let map = cluster::find(self, nodes, Some(slot)).await?;
+                    let no_owner = || redis::make_extension_error(survey::DOWN.to_owned(), None);
+                    self.open(map.owner(slot).ok_or_else(no_owner)?, config).await
                 }
+                Topology::Node(node) => self.open(node, config).await,
             }
         })
         .await
@@ -151,12 +172,16 @@ impl Resolver {
 
     /// Connects to the node of the Cluster that another node has named as `host:port`.
     pub(super) async fn connect_to(&self, address: &str) -> RedisResult<MultiplexedConnection> {
-        let Topology::Cluster(nodes) = &self.topology else {
-            return Err((ErrorKind::InvalidClientConfig, "only a Cluster has nodes").into());
+        let like = match &self.topology {
+            Topology::Cluster(nodes) => nodes.first(),
+            Topology::Node(node) => Some(node),
+            Topology::Single(_) | Topology::Sentinel(_) => {
+                return Err((ErrorKind::InvalidClientConfig, "only a Cluster has nodes").into());
+            }
         };
         let named =
             address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
-        let (Some((host, port)), Some(like)) = (named, nodes.first()) else {
+        let (Some((host, port)), Some(like)) = (named, like) else {
             return Err((ErrorKind::Parse, "not the address of a node").into());
         };
         let host = host.trim_start_matches('[').trim_end_matches(']');

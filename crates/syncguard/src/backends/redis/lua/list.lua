@@ -10,8 +10,9 @@ end
 local found = {scanned[1]}
 local now = now_ms()
 for _, name in ipairs(scanned[2]) do
-  local raw = redis.call('GET', name)
-  if raw and string.sub(raw, 1, 1) == '{' then
+  -- It fails for a name in a slot that is moving to this node.
+  local raw = redis.pcall('GET', name)
+  if type(raw) == 'string' and string.sub(raw, 1, 1) == '{' then
     local held_by, expires = holder(raw)
     if held_by and expires > now - ARGV[3] then
       found[#found + 1] = raw

@@ -1,0 +1,382 @@
+//! The locks of one shard: all records that are in one slot of a Cluster. A store without shards
+//! is one shard.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use redis::Value;
+
+use super::batches::{Batches, Operation};
+use super::config::Fences;
+use super::connection::Connection;
+use super::listener::{Channels, PushSource, RedisListener};
+use super::names::Names;
+use super::replicas::{Confirmed, ReplicaRoute};
+use super::scripts::Argument::{Number, Text};
+use super::scripts::Scripts;
+use super::{error, record, reply, scattered};
+use crate::common::cleanup::CleanupGate;
+use crate::common::error::{Error, ErrorCode, Result};
+use crate::common::fence::{Fence, Fenced};
+use crate::common::holder::BreakNote;
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
+use crate::common::time::{CLEANUP_GUARD_MS, TIME_TOLERANCE_MS, Timestamp};
+use crate::contract::LockBackend;
+use crate::contract::capabilities::{Capabilities, TimeAuthority};
+use crate::contract::listener::holder_age_text;
+use crate::contract::notifier::Subscription;
+use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, ReleaseOutcome};
+use crate::contract::request::{
+    AcquireAnyRequest, AcquireRequest, ExtendRequest, Hint, ReleaseRequest,
+};
+use crate::contract::stored_lock::StoredLock;
+
+/// How long records outlive their tolerance, to distinguish "expired" from "not found".
+pub(super) const GRACE_MS: u64 = 1000;
+
+/// The locks of one shard. Clones share everything.
+#[derive(Clone)]
+pub(super) struct Shard {
+    pub(super) shared: Arc<ShardInner>,
+}
+
+pub(super) struct ShardInner {
+    pub(super) connection: Connection,
+    pub(super) names: Names,
+    pub(super) scripts: Arc<Scripts>,
+    /// `None` with the caller's own connection, on which the backend cannot subscribe.
+    pub(super) listener: Option<LazyListener>,
+    pub(super) replicas: Option<ReplicaRoute>,
+    pub(super) fences: Fences,
+    pub(super) is_cluster: bool,
+    pub(super) channels: Channels,
+    pub(super) cleanup: Arc<CleanupGate>,
+    pub(super) batches: Batches,
+}
+
+/// A listener that starts when the first waiter comes, because most shards may have none.
+pub(super) struct LazyListener {
+    source: PushSource,
+    listener: OnceLock<RedisListener>,
+}
+
+impl LazyListener {
+    pub(super) fn new(source: PushSource) -> Self {
+        Self { source, listener: OnceLock::new() }
+    }
+
+    pub(super) fn started(&self, channels: &Channels) -> &RedisListener {
+        let start = || RedisListener::start(self.source.clone(), channels.clone());
+        self.listener.get_or_init(start)
+    }
+}
+
+impl Shard {
+    /// Returns the index key of an id and the lock key from the hint, or the index key twice if
+    /// there is no hint. A hint that cannot be a lock's key is ignored.
+    ///
+    /// On a Cluster a missing hint is looked up first: while a slot moves, a script finds only keys
+    /// that it has declared.
+    async fn keys_of(
+        &self,
+        operation: &'static str,
+        lock_id: &LockId,
+        hint: &Hint,
+    ) -> Result<[String; 2]> {
+        let names = &self.shared.names;
+        let index = names.space.index_key(lock_id)?;
+        let mut hinted = hint.key.as_ref().and_then(|key| names.lock_key(key).ok());
+        if hinted.is_none() && self.shared.is_cluster {
+            hinted = Box::pin(self.lock_key_of(operation, &index)).await?;
+        }
+        Ok([index.clone(), hinted.unwrap_or(index)])
+    }
+
+    /// Returns the lock key in an index entry. The marker of an undo contains none.
+    pub(super) async fn lock_key_of(
+        &self,
+        operation: &'static str,
+        index: &str,
+    ) -> Result<Option<String>> {
+        let entry = self.index_entry(operation, index).await?;
+        Ok(entry.filter(|lock_key| !lock_key.is_empty()))
+    }
+
+    pub(super) async fn index_entry(
+        &self,
+        operation: &'static str,
+        index: &str,
+    ) -> Result<Option<String>> {
+        let script = &self.shared.scripts.resolve;
+        match self.shared.connection.run(operation, script, &[index], &[]).await? {
+            Value::Nil => Ok(None),
+            entry => match reply::text(&entry) {
+                Some(lock_key) => Ok(Some(lock_key.to_owned())),
+                None => Err(error::unexpected_response(operation)),
+            },
+        }
+    }
+
+    /// Undoes an acquire that was granted but not confirmed, and returns the error to report.
+    ///
+    /// The grant was written, so the error is without effect only if the undo was answered.
+    /// Otherwise the caller has to undo.
+    async fn undo_unconfirmed(&self, request: &AcquireRequest, error: Error) -> Error {
+        match self.release(&ReleaseRequest::undo(request)).await {
+            Ok(_released_or_gone) => error.without_effect(),
+            Err(_undo_failed) => error.after_effect(),
+        }
+    }
+
+    /// Deletes a dead record in the background.
+    fn clean_up(&self, lock_key: String, lock_id: LockId) {
+        let backend = self.clone();
+        tokio::spawn(async move {
+            let index_key = backend.shared.names.space.index_key(&lock_id)?;
+            let arguments = [Text(lock_id.expose()), Number(CLEANUP_GUARD_MS)];
+            let script = &backend.shared.scripts.cleanup;
+            // Best effort: if it fails, the record stays until its physical expiry.
+            backend
+                .shared
+                .connection
+                .run("cleanup", script, &[&lock_key, &index_key], &arguments)
+                .await
+        });
+    }
+}
+
+impl fmt::Debug for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shard").finish_non_exhaustive()
+    }
+}
+
+impl LockBackend for Shard {
+    type Fencing = Fenced;
+
+    fn capabilities(&self) -> Capabilities {
+        // An undo leaves a marker, by which a late copy of its acquire is refused.
+        Capabilities::new::<Fenced>("redis", TimeAuthority::Server).with_final_undo()
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        const OPERATION: &str = "acquire";
+        let (names, key, lock_id) = (&self.shared.names, request.key(), request.lock_id());
+        let lock_key = names.lock_key(key)?;
+        let index_key = names.space.index_key(&lock_id)?;
+        let fence_key = names.space.fence_key(&lock_key)?;
+        let ttl_ms = request.ttl().as_millis();
+        let [fences_per_ms, counter_expiry_ms] = self.shared.fences.arguments(request.ttl());
+        let arguments = [
+            Text(lock_id.expose()),
+            Number(ttl_ms),
+            Number(TIME_TOLERANCE_MS),
+            Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
+            Text(&record::key_and_holder(request)),
+            Number(Fence::MAX.get()),
+            Number(u64::from(self.shared.replicas.is_some())),
+            fences_per_ms,
+            counter_expiry_ms,
+        ];
+        let keys = [lock_key.as_str(), &index_key, &fence_key];
+        let answer = match &self.shared.replicas {
+            None => match self.run_batched(Operation::Acquire, &keys, &arguments).await {
+                Ok(Some(claim)) if scattered::is_claim(&claim) => {
+                    Box::pin(self.seal(request, [&lock_key, &fence_key])).await
+                }
+                Ok(Some(answer)) => Ok(answer),
+                Ok(None) => Box::pin(self.acquire_scattered(request, keys)).await,
+                Err(error) => Err(error),
+            },
+            Some(replicas) => {
+                let is_granted = |answer: &Value| matches!(reply::list(answer), Some((1, _)));
+                let script = &self.shared.scripts.acquire.0;
+                let run = replicas.run(OPERATION, script, &keys, &arguments, is_granted);
+                match Box::pin(run).await {
+                    Ok(Confirmed { answer, confirmation: Ok(()) }) => Ok(answer),
+                    Ok(Confirmed { confirmation: Err(error), .. }) => {
+                        Err(Box::pin(self.undo_unconfirmed(request, error)).await)
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        let answer = answer.map_err(|error| error.with_key(key))?;
+        reply::acquire(&answer)
+            .inspect(|outcome| {
+                if let AcquireOutcome::Acquired(lease) = outcome {
+                    lease.fence().warn_near_the_end(key);
+                }
+            })
+            .map_err(|error| error.with_key(key).with_operation("redis", OPERATION))
+    }
+
+    async fn acquire_any(&self, request: &AcquireAnyRequest) -> Result<AcquireAnyOutcome> {
+        self.acquire_any_in_script(request).await
+    }
+
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        const OPERATION: &str = "release";
+        /// Longer than any request takes to arrive.
+        const MARK_MS: u64 = 60_000;
+        let lock_id = request.lock_id();
+        let keys = self.keys_of(OPERATION, &lock_id, request.hint()).await;
+        let [index_key, hinted] = keys.map_err(|error| error.with_lock_id(lock_id))?;
+        let mark_ms = if request.is_undo() { MARK_MS } else { 0 };
+        let arguments = [
+            Text(lock_id.expose()),
+            Number(TIME_TOLERANCE_MS),
+            Number(mark_ms),
+            Text(&self.shared.channels.of_lock(&hinted)),
+            Text(self.shared.channels.prefix()),
+            Text(if self.shared.is_cluster { "S" } else { "" }),
+            Text(&holder_age_text(request.holder_age())),
+        ];
+        if let Some(note) = request.break_note() {
+            self.leave_break_note(&lock_id, note).await;
+        }
+        let keys = [index_key.as_str(), &hinted];
+        let answer = match self.run_batched(Operation::Release, &keys, &arguments).await {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => Box::pin(self.release_scattered(request, keys, mark_ms)).await,
+            Err(error) => Err(error),
+        };
+        let answer = answer.and_then(|answer| reply::release(&answer));
+        answer
+            .map_err(|error| match error.code() {
+                // The script releases the lock even if there is no memory for the marker of an
+                // undo.
+                ErrorCode::RateLimited if request.is_undo() => error.after_effect(),
+                _ => error,
+            })
+            .map_err(|error| error.with_lock_id(lock_id))
+    }
+
+    async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
+        const OPERATION: &str = "extend";
+        let lock_id = request.lock_id();
+        let keys = self.keys_of(OPERATION, &lock_id, request.hint()).await;
+        let [index_key, hinted] = keys.map_err(|error| error.with_lock_id(lock_id))?;
+        let ttl_ms = request.ttl().as_millis();
+        let arguments = [
+            Text(lock_id.expose()),
+            Number(TIME_TOLERANCE_MS),
+            Number(ttl_ms),
+            Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
+        ];
+        let keys = [index_key.as_str(), &hinted];
+        let in_use = self.shared.connection.in_use();
+        let answer = request.bounded(async {
+            match self.run_batched(Operation::Extend, &keys, &arguments).await? {
+                Some(answer) => Ok(answer),
+                None => Box::pin(self.extend_scattered(request, keys)).await,
+            }
+        });
+        let answer = answer.await.unwrap_or_else(|| {
+            if let Some(in_use) = in_use {
+                // It did not answer in time.
+                in_use.replace();
+            }
+            Err(error::timeout(OPERATION))
+        });
+        answer
+            .and_then(|answer| reply::extend(&answer))
+            .map_err(|error| error.with_lock_id(lock_id))
+    }
+
+    async fn is_locked(&self, key: &Key) -> Result<bool> {
+        const OPERATION: &str = "is_locked";
+        let lock_key = self.shared.names.lock_key(key)?;
+        let (script, arguments) = (&self.shared.scripts.is_locked, [Number(TIME_TOLERANCE_MS)]);
+        let answer = self.shared.connection.run(OPERATION, script, &[&lock_key], &arguments).await;
+        let answer = answer.map_err(|error| error.with_key(key))?;
+        let found = reply::is_locked(&answer).map_err(|error| error.with_key(key))?;
+        if let Some((expired_for, lock_id)) = found.expired
+            // Only the difference matters.
+            && self.shared.cleanup.admits(Timestamp::from_millis(0), expired_for)
+        {
+            self.clean_up(lock_key, lock_id);
+        }
+        Ok(found.is_live)
+    }
+
+    async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
+        let lock_key = self.shared.names.lock_key(key)?;
+        let found = self.lookup(&lock_key, "").await;
+        found.map_err(|error| error.with_key(key))
+    }
+
+    async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
+        let index_key = self.shared.names.space.index_key(lock_id)?;
+        let found = if self.shared.is_cluster {
+            self.lookup_in_two_steps(&index_key, lock_id).await
+        } else {
+            self.lookup(&index_key, lock_id.expose()).await
+        };
+        found.map_err(|error| error.with_lock_id(*lock_id))
+    }
+
+    async fn subscribe(&self, key: &Key) -> Option<Subscription> {
+        self.listener()?.subscribe(key).await
+    }
+
+    async fn watch(&self, key: &Key) -> Option<Subscription> {
+        self.listener()?.watch(key).await
+    }
+
+    async fn waiters(&self, key: &Key) -> Option<u32> {
+        let channel = self.shared.channels.of_lock(&self.shared.names.lock_key(key).ok()?);
+        let count = if self.shared.is_cluster { "SHARDNUMSUB" } else { "NUMSUB" };
+        let mut command = redis::cmd("PUBSUB");
+        command.arg(count).arg(channel);
+        match self.shared.connection.ask(command).await.ok()? {
+            Value::Array(answer) => u32::try_from(reply::number(answer.get(1)?)?).ok(),
+            Value::Map(answer) => u32::try_from(reply::number(&answer.first()?.1)?).ok(),
+            _ => None,
+        }
+    }
+
+    async fn break_note(&self, lock_id: &LockId) -> Option<BreakNote> {
+        let marker = self.shared.names.break_marker(lock_id).ok()?;
+        let note = self.index_entry("break_note", &marker).await.ok()??;
+        Some(BreakNote::parse(&note))
+    }
+}
+
+impl Shard {
+    fn listener(&self) -> Option<&RedisListener> {
+        Some(self.shared.listener.as_ref()?.started(&self.shared.channels))
+    }
+
+    /// Writes why a lock is broken, before it is: its holder looks for the note when it misses the
+    /// lock. If the lock is not held, the note expires unread.
+    async fn leave_break_note(&self, lock_id: &LockId, note: &BreakNote) {
+        /// Longer than a holder takes to notice.
+        const KEPT_MS: u64 = 600_000;
+        let Ok(marker) = self.shared.names.break_marker(lock_id) else { return };
+        let (text, script) = (note.to_text(), &self.shared.scripts.index);
+        let arguments = [Text(&text), Number(KEPT_MS)];
+        // Without the note, the holder learns only that the lock is gone.
+        drop(self.shared.connection.run("release", script, &[&marker], &arguments).await);
+    }
+
+    /// Looks up a lock id on a Cluster, where a script finds only declared keys while a slot moves.
+    async fn lookup_in_two_steps(
+        &self,
+        index_key: &str,
+        lock_id: &LockId,
+    ) -> Result<Option<StoredLock>> {
+        let Some(lock_key) = self.lock_key_of("lookup", index_key).await? else { return Ok(None) };
+        let found = self.lookup(&lock_key, "").await?;
+        Ok(found.filter(|lock| lock.lock_id == *lock_id))
+    }
+
+    async fn lookup(&self, name: &str, lock_id: &str) -> Result<Option<StoredLock>> {
+        const OPERATION: &str = "lookup";
+        let arguments = [Number(TIME_TOLERANCE_MS), Text(lock_id)];
+        let script = &self.shared.scripts.lookup;
+        let answer = self.shared.connection.run(OPERATION, script, &[name], &arguments).await?;
+        reply::lookup(&answer)
+    }
+}

@@ -35,8 +35,15 @@ use crate::contract::listener::{Failure, Listener, Reports, Topic, Transport, pa
 use crate::contract::listener_handle::Interest;
 use crate::contract::notifier::Subscription;
 
-/// How many keys one listener marks individually.
+/// How many keys one listener marks individually, at most.
 const MOST_MARKED_KEYS: usize = 64;
+
+/// Returns how many keys one listener marks individually: half of the locks that the server has
+/// room for per connection, so that all listeners together leave half of the lock table free.
+fn most_marked_keys(max_locks_per_transaction: i32) -> usize {
+    let room = usize::try_from(max_locks_per_transaction).unwrap_or(0) / 2;
+    room.clamp(1, MOST_MARKED_KEYS)
+}
 
 /// Subscribes to releases, and knows the channel of their notifications.
 pub(super) struct PostgresListener {
@@ -141,10 +148,13 @@ struct Listening {
     opened: Instant,
     /// The topics whose keys are marked individually.
     marked: HashSet<String>,
+    /// How many may be.
+    most_marked: usize,
     /// The other topics. While there are any, the marker for any key is held.
     unmarked: HashSet<String>,
 }
 
+const ROOM: &str = "SELECT current_setting('max_locks_per_transaction')::int4";
 const MARK: &str = "SELECT pg_advisory_lock_shared($1, hashtext(key)) FROM unnest($2) AS key";
 const UNMARK: &str = "SELECT pg_advisory_unlock_shared($1, hashtext(key)) FROM unnest($2) AS key";
 const MARK_ANY: &str = "SELECT pg_advisory_lock_shared($1, 0)";
@@ -216,11 +226,18 @@ impl Transport for ListenNotify {
         let break_notes = Arc::clone(&self.break_notes);
         let driving = tokio::spawn(drive(driver, reports.clone(), break_notes)).abort_handle();
         let listen = format!("LISTEN \"{}\"", self.channel.name);
-        if let Err(failure) = self.within(client.batch_execute(&listen)).await {
-            // A standby refuses LISTEN.
-            self.connector.forget_host();
-            return Err(failure);
-        }
+        let listening = async {
+            client.batch_execute(&listen).await?;
+            client.query_typed(ROOM, &[]).await
+        };
+        let room = match self.within(listening).await {
+            Ok(rows) => rows.first().and_then(|row| row.try_get(0).ok()).unwrap_or(0),
+            Err(failure) => {
+                // A standby refuses LISTEN.
+                self.connector.forget_host();
+                return Err(failure);
+            }
+        };
         let lose = Box::new(move || {
             driving.abort();
             reports.lost();
@@ -232,12 +249,13 @@ impl Transport for ListenNotify {
             shared,
             opened: Instant::now(),
             marked: HashSet::new(),
+            most_marked: most_marked_keys(room),
             unmarked: HashSet::new(),
         })
     }
 
     async fn subscribe(&self, connection: &mut Listening, topics: &[Topic]) -> Result<(), Failure> {
-        let room = MOST_MARKED_KEYS.saturating_sub(connection.marked.len());
+        let room = connection.most_marked.saturating_sub(connection.marked.len());
         // A break always notifies, so those who watch for one need no marker.
         let is_waiter = |topic: &&Topic| topic.interest == Interest::Release;
         let all: Vec<&Topic> = topics.iter().filter(is_waiter).collect();
@@ -300,4 +318,16 @@ async fn drive(mut driver: Driver, reports: Reports, break_notes: Arc<BreakNotes
         }
     }
     reports.lost();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markers_take_at_most_half_of_a_connections_share_of_the_lock_table() {
+        for (room, most) in [(0, 1), (-1, 1), (1, 1), (10, 5), (64, 32), (128, 64), (4096, 64)] {
+            assert_eq!(most_marked_keys(room), most, "{room}");
+        }
+    }
 }

@@ -306,6 +306,13 @@ impl RedisCluster {
         format!("redis+cluster://{}?{option}", hosts.join(","))
     }
 
+    /// Lets only [`Self::fail_over`] begin a failover: a node that is slow to respond does not.
+    pub fn disable_automatic_failover(&self) {
+        for node in &self.nodes {
+            drop(node.cli(&["CONFIG", "SET", "cluster-replica-no-failover", "yes"]));
+        }
+    }
+
     /// Lets a replica take over from the node that serves the slot of a name, without loss.
     ///
     /// # Panics
@@ -446,26 +453,41 @@ impl RedisSentinel {
         Some(Self { servers: [primary, replica], sentinel })
     }
 
-    /// Makes the replica the primary, and the primary its replica.
+    /// Lets only [`Self::fail_over`] begin a failover: a server that is slow to respond does not.
+    pub fn disable_automatic_failover(&self) {
+        let set = ["SENTINEL", "SET", "shop", "down-after-milliseconds", "600000"];
+        drop(self.sentinel.cli(&set));
+    }
+
+    /// Makes the replica the primary, and the primary its replica. For a time, both are primaries.
     ///
-    /// If `with_a_crash`, the primary is killed first, and started again afterwards.
+    /// If `with_a_crash`, the primary is killed first, and started again after that time.
     ///
     /// # Panics
     ///
     /// Panics if that does not happen.
-    pub fn fail_over(&mut self, with_a_crash: bool) {
+    pub fn fail_over(&mut self, with_a_crash: bool, both: Duration) {
         let is_primary = |server: &RedisServer| server.cli(&["ROLE"]).starts_with("master");
         let [one, two] = &mut self.servers;
         let (primary, replica) = if is_primary(one) { (one, two) } else { (two, one) };
         if with_a_crash {
             primary.crash();
-        } else {
-            drop(self.sentinel.cli(&["SENTINEL", "FAILOVER", "shop"]));
         }
-        wait_until("the replica does not take over", || is_primary(replica));
+        let mut asked: Option<Instant> = None;
+        wait_until("the replica does not take over", || {
+            // It is refused while another failover is not over.
+            if asked.is_none_or(|asked| asked.elapsed() > Duration::from_secs(1)) {
+                drop(self.sentinel.cli(&["SENTINEL", "FAILOVER", "shop"]));
+                asked = Some(Instant::now());
+            }
+            is_primary(replica)
+        });
+        std::thread::sleep(both);
         if with_a_crash {
             primary.run();
         }
+        // The sentinel does the same, but only after it has seen both for many seconds.
+        drop(primary.cli(&["REPLICAOF", "127.0.0.1", &replica.port.to_string()]));
         wait_until("the old primary does not follow", || {
             let follower = replica.cli(&["INFO", "replication"]);
             !is_primary(primary) && follower.contains("state=online")

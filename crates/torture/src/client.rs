@@ -162,7 +162,8 @@ async fn work(options: &ClientOptions, orders: &Arc<Orders>, journal: &Arc<Journ
             Some(bug) => AnyBackend::new(Buggy::new(backend, bug)),
             None => backend,
         };
-        let backend = Recorded::new(backend, Arc::clone(journal), number);
+        let backend = Recorded::new(backend, Arc::clone(journal), number)
+            .undoes_grants(options.url.contains("wait_for_replicas"));
         let mut builder = Locker::builder(backend).telemetry(Arc::new(TracingSink));
         if number % 2 == 1 {
             // This one relies on notifications: it hardly polls.

@@ -51,6 +51,8 @@ pub enum Outcome {
     NotHeld,
     /// The operation failed without effect.
     Failed,
+    /// The operation failed. If it took effect, it was undone before it ended.
+    Undone,
     /// The operation may or may not have taken effect, now or later.
     Unknown,
 }
@@ -229,6 +231,7 @@ impl Event {
                     ("Extended", _) => Outcome::Extended,
                     ("NotHeld", _) => Outcome::NotHeld,
                     ("Failed", _) => Outcome::Failed,
+                    ("Undone", _) => Outcome::Undone,
                     ("Unknown", _) => Outcome::Unknown,
                     _ => return None,
                 },
@@ -499,6 +502,7 @@ mod tests {
             begin(1, 2),
             Event::End { op: 1, at: 9, outcome: Outcome::Granted(17) },
             Event::End { op: 1, at: 9, outcome: Outcome::NotHeld },
+            Event::End { op: 1, at: 9, outcome: Outcome::Undone },
             Event::Valid { before: 1, after: 2, key: 3, id: id() },
             Event::Write {
                 from: 1,

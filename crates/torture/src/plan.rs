@@ -246,7 +246,8 @@ impl Plan {
         for number in 0..failovers {
             let share = noisy / u32::try_from(failovers).unwrap_or(1);
             let at = share * u32::try_from(number).unwrap_or(0) + share / 3;
-            let (kind, lasts) = (Kind::Failover, Duration::from_secs(3));
+            // For so long, two Redis servers are primaries.
+            let (kind, lasts) = (Kind::Failover, random.millis(0..1_500));
             faults.push(Planned { at, kind, client: 0, lasts, amount: random.below(2) });
         }
         faults.sort_by_key(|fault| fault.at);

@@ -18,13 +18,22 @@ pub struct Recorded {
     inner: AnyBackend,
     journal: Arc<Journal>,
     locker: u32,
+    /// Whether a grant that is not confirmed is undone: others may see it until then.
+    undoes_grants: bool,
 }
 
 impl Recorded {
     /// Wraps the backend of a locker.
     #[must_use]
     pub fn new(inner: AnyBackend, journal: Arc<Journal>, locker: u32) -> Self {
-        Self { inner, journal, locker }
+        Self { inner, journal, locker, undoes_grants: false }
+    }
+
+    /// Sets whether the backend undoes a grant that replicas do not confirm.
+    #[must_use]
+    pub fn undoes_grants(mut self, undoes_grants: bool) -> Self {
+        self.undoes_grants = undoes_grants;
+        self
     }
 
     async fn record<T>(
@@ -44,6 +53,7 @@ impl Recorded {
         let outcome = match &result {
             Ok(value) => outcome(value),
             Err(error) if error.may_have_taken_effect() => Outcome::Unknown,
+            Err(_) if self.undoes_grants && kind == Kind::Acquire => Outcome::Undone,
             Err(_) => Outcome::Failed,
         };
         self.journal.write(&Event::End { op, at, outcome });

@@ -168,7 +168,7 @@ impl Store {
                 emulator.resume();
                 Effect { stops: 1, ..nothing }
             }
-            (servers, Kind::Failover) => servers.fail_over(fault.amount == 1),
+            (servers, Kind::Failover) => servers.fail_over(fault),
             _ => nothing,
         }
     }
@@ -185,10 +185,14 @@ impl Servers {
                 Self::Redis(RedisServer::start(&options).expect(INSTALLED))
             }
             Deployment::RedisSentinel => {
-                Self::RedisSentinel(RedisSentinel::start().expect(INSTALLED))
+                let sentinel = RedisSentinel::start().expect(INSTALLED);
+                sentinel.disable_automatic_failover();
+                Self::RedisSentinel(sentinel)
             }
             Deployment::RedisCluster => {
-                Self::RedisCluster(RedisCluster::start(1).expect(INSTALLED))
+                let cluster = RedisCluster::start(1).expect(INSTALLED);
+                cluster.disable_automatic_failover();
+                Self::RedisCluster(cluster)
             }
             Deployment::Postgres => {
                 Self::Postgres(PostgresServer::start(&PostgresOptions::default()).expect(INSTALLED))
@@ -249,12 +253,12 @@ impl Servers {
         }
     }
 
-    fn fail_over(&mut self, with_a_crash: bool) -> Effect {
-        let kills = u64::from(with_a_crash);
+    fn fail_over(&mut self, fault: &Planned) -> Effect {
         match self {
             Self::RedisSentinel(sentinel) => {
-                sentinel.fail_over(with_a_crash);
-                Effect { kills, failovers: 1, ..Effect::default() }
+                let with_a_crash = fault.amount == 1;
+                sentinel.fail_over(with_a_crash, fault.lasts);
+                Effect { kills: with_a_crash.into(), failovers: 1, ..Effect::default() }
             }
             Self::RedisCluster(cluster) => {
                 cluster.fail_over("{torture}");

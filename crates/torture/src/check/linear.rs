@@ -2,7 +2,8 @@
 //! time, gives exactly these outcomes.
 //!
 //! The search is that of Wing, Gong and Lowe with a memo of visited configurations. An operation of
-//! unknown outcome may take effect at any time after its begin, or never.
+//! unknown outcome may take effect at any time after its begin, or never. An acquire that was undone
+//! is two operations: one of unknown outcome, and the undo, after which it takes effect no more.
 
 use std::collections::{HashMap, HashSet};
 
@@ -59,12 +60,19 @@ struct Configuration {
     applied: Vec<usize>,
 }
 
+impl Configuration {
+    /// Returns whether a known operation is ordered.
+    fn has(&self, index: usize) -> bool {
+        index < self.next || self.ahead.contains(&index)
+    }
+}
+
 struct Search<'a, E> {
     all: &'a [Op],
-    /// The operations of known outcome, as indexes.
+    /// The operations of known outcome, as indexes, and the undos.
     known: Vec<usize>,
-    /// Those of unknown outcome.
-    unknown: Vec<usize>,
+    /// Those of unknown outcome, and with the place of their undo among the known, those undone.
+    unknown: Vec<(usize, Option<usize>)>,
     /// Ids with a release of unknown outcome, and when the first of them began.
     unknown_releases: HashMap<u32, Micros>,
     precision: Precision,
@@ -77,12 +85,22 @@ pub fn linearize(
     precision: Precision,
     is_excused: impl Fn(Micros, Micros) -> bool,
 ) -> Verdict {
-    let (unknown, known): (Vec<usize>, Vec<usize>) =
-        (0..ops.len()).partition(|&index| ops[index].outcome == Outcome::Unknown);
+    let (mut unknown, mut known) = (Vec::new(), Vec::new());
     let mut unknown_releases = HashMap::new();
-    for op in unknown.iter().map(|&index| &ops[index]) {
-        if matches!(op.kind, Kind::Release | Kind::Undo) {
-            unknown_releases.entry(op.id).or_insert(op.start);
+    for (index, op) in ops.iter().enumerate() {
+        match op.outcome {
+            Outcome::Unknown => {
+                unknown.push((index, None));
+                if matches!(op.kind, Kind::Release | Kind::Undo) {
+                    unknown_releases.entry(op.id).or_insert(op.start);
+                }
+            }
+            outcome => {
+                if outcome == Outcome::Undone {
+                    unknown.push((index, Some(known.len())));
+                }
+                known.push(index);
+            }
         }
     }
     let search = Search { all: ops, known, unknown, unknown_releases, precision, is_excused };
@@ -167,13 +185,18 @@ impl<E: Fn(Micros, Micros) -> bool> Search<'_, E> {
 
     fn unknown_steps(&self, configuration: &Configuration, bound: Micros) -> Vec<Configuration> {
         let mut found = Vec::new();
-        for (index, &number) in self.unknown.iter().enumerate() {
+        for (index, &(number, undo)) in self.unknown.iter().enumerate() {
             let op = &self.all[number];
             let is_due = op.start <= bound && bound.saturating_sub(op.start) < LATE;
-            if !is_due || configuration.applied.contains(&index) {
+            let is_undone = undo.is_some_and(|undo| configuration.has(undo));
+            if !is_due || is_undone || configuration.applied.contains(&index) {
                 continue;
             }
-            let Some(state) = self.apply(configuration.state, number) else { continue };
+            let state = match op.kind {
+                Kind::Acquire => self.take_unseen(configuration.state, number),
+                _ => self.apply(configuration.state, number),
+            };
+            let Some(state) = state else { continue };
             if state == configuration.state {
                 continue;
             }
@@ -181,8 +204,9 @@ impl<E: Fn(Micros, Micros) -> bool> Search<'_, E> {
             next.applied.push(index);
             next.applied.sort_unstable();
             // Those that can no longer take effect need not be told apart.
-            next.applied
-                .retain(|&index| bound.saturating_sub(self.all[self.unknown[index]].start) < LATE);
+            next.applied.retain(|&index| {
+                bound.saturating_sub(self.all[self.unknown[index].0].start) < LATE
+            });
             found.push(next);
         }
         found
@@ -216,10 +240,9 @@ impl<E: Fn(Micros, Micros) -> bool> Search<'_, E> {
             (Kind::Acquire, Outcome::Contended) => {
                 other.is_some_and(|holder| self.may_be_alive(holder, op)).then_some(state)
             }
-            (Kind::Acquire, _) => {
-                let is_free = other.is_none_or(|holder| self.may_be_dead(holder, op));
-                (owned.is_none() && is_free)
-                    .then(|| State { holder: leased(None), fence: state.fence + 1 })
+            // The undo, wherever the acquire came before it.
+            (Kind::Acquire, Outcome::Undone) => {
+                Some(if owned.is_some() { without_holder } else { state })
             }
             (Kind::Extend, Outcome::Extended | Outcome::Unknown) => {
                 let holder = owned.filter(|&holder| self.may_be_alive(holder, op))?;
@@ -239,6 +262,16 @@ impl<E: Fn(Micros, Micros) -> bool> Search<'_, E> {
             }
             _ => Some(state),
         }
+    }
+
+    /// Returns the state after an acquire whose grant its caller did not see, if it is possible.
+    fn take_unseen(&self, state: State, number: usize) -> Option<State> {
+        let op = &self.all[number];
+        let lease = u32::try_from(number).unwrap_or(u32::MAX);
+        let is_free =
+            state.holder.is_none_or(|holder| holder.id != op.id && self.may_be_dead(holder, op));
+        let holder = Some(Holder { id: op.id, fence: None, lease });
+        is_free.then_some(State { holder, fence: state.fence + 1 })
     }
 
     /// Returns whether a lock may have been dead when an operation took effect.
@@ -356,6 +389,40 @@ mod tests {
         assert!(is_linearizable(&[unknown.clone(), granted.clone(), released.clone()]));
         assert!(is_linearizable(&[unknown, granted.clone(), released.clone(), contended.clone()]));
         assert!(!is_linearizable(&[granted, released, contended]));
+    }
+
+    #[test]
+    fn a_grant_that_is_undone_is_visible_once_and_not_after_its_end() {
+        let undone = op(Kind::Acquire, 1, 0, 100, Outcome::Undone);
+        let contended =
+            |at| op(Kind::Acquire, at, at.into(), u64::from(at) + 5, Outcome::Contended);
+        assert!(is_linearizable(&[undone.clone(), contended(20), contended(90)]));
+        assert!(!is_linearizable(&[undone.clone(), contended(101)]));
+        assert!(!is_linearizable(&[contended(20)]));
+        let granted = op(Kind::Acquire, 2, 30, 35, Outcome::Granted(2));
+        let released = op(Kind::Release, 2, 50, 55, Outcome::Released);
+        let held = [undone, granted, released];
+        for seen in [&[20][..], &[60], &[20, 60], &[40], &[101]] {
+            let mut ops = held.to_vec();
+            ops.extend(seen.iter().map(|at| contended(*at)));
+            ops.sort_by_key(|op| op.start);
+            // Not twice, and not after its end.
+            let is_possible = !matches!(seen, [20, 60] | [101]);
+            assert_eq!(is_linearizable(&ops), is_possible, "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn a_grant_that_is_undone_takes_no_held_lock_and_may_use_up_a_fence() {
+        let undone = op(Kind::Acquire, 1, 20, 100, Outcome::Undone);
+        let held = op(Kind::Acquire, 2, 0, 10, Outcome::Granted(1));
+        let extended = op(Kind::Extend, 2, 110, 120, Outcome::Extended);
+        assert!(is_linearizable(&[held.clone(), undone.clone(), extended]));
+        let lost = op(Kind::Extend, 2, 110, 120, Outcome::NotHeld);
+        assert!(!is_linearizable(&[held, undone.clone(), lost]));
+        let next = |fence| op(Kind::Acquire, 3, 110, 120, Outcome::Granted(fence));
+        assert!(is_linearizable(&[undone.clone(), next(1)]));
+        assert!(is_linearizable(&[undone, next(2)]));
     }
 
     #[test]

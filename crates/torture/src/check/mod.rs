@@ -1,10 +1,12 @@
 //! Checks a history: what must hold whatever the faults were.
 
+mod failover;
 mod linear;
 mod rules;
 
 use std::collections::{BTreeMap, HashSet};
 
+use failover::excused;
 pub use linear::{Verdict, linearize};
 
 use crate::history::{Allowance, FaultSpan, History, Micros, Op, Outcome};
@@ -74,7 +76,7 @@ impl Excuses {
 /// Checks a history.
 #[must_use]
 pub fn check(history: &History, accepted: &[Accepted], precision: Precision) -> Checked {
-    let history = &with_lost_writes(history);
+    let history = &excused(history);
     let excuses = Excuses::of(&history.faults);
     let mut checked =
         Checked { violations: rules::check(history, &excuses, precision), ..Default::default() };
@@ -109,23 +111,6 @@ pub fn check_hand_overs(history: &History, calm_from: Micros) -> Vec<Violation> 
     let mut found = rules::hand_overs(history, from);
     found.extend(rules::waits(history, from, PATIENT_KEY));
     found
-}
-
-/// Turns releases and extends that may have been lost in a failover into operations of unknown
-/// outcome.
-fn with_lost_writes(history: &History) -> History {
-    /// How far a replica may be behind.
-    const BEHIND: Micros = 1_000_000;
-    let mut history = history.clone();
-    let losses = history.faults.iter().filter(|fault| fault.allows == Allowance::LostWrites);
-    let losses: Vec<_> = losses.map(|fault| (fault.from - BEHIND, fault.to)).collect();
-    for op in &mut history.ops {
-        let may_be_lost = losses.iter().any(|&(from, to)| op.end >= from && op.start <= to);
-        if may_be_lost && matches!(op.outcome, Outcome::Released | Outcome::Extended) {
-            (op.outcome, op.end) = (Outcome::Unknown, Micros::MAX);
-        }
-    }
-    history
 }
 
 /// Returns the operations of each key that may have had an effect or tell something.

@@ -258,7 +258,8 @@ pub(super) fn hand_overs(history: &History, from: Micros) -> Vec<Violation> {
         for release in ops.iter().filter(|op| op.outcome == Outcome::Released) {
             let free_from = release.end.max(call.start);
             let is_grant = |op: &&&Op| {
-                let may_hold = matches!(op.outcome, Outcome::Granted(_) | Outcome::Unknown);
+                let may_hold =
+                    matches!(op.outcome, Outcome::Granted(_) | Outcome::Unknown | Outcome::Undone);
                 op.kind == Kind::Acquire && may_hold && op.end > release.start
             };
             let taken = ops.iter().filter(is_grant).map(|op| op.start).min().unwrap_or(end);

@@ -1,6 +1,7 @@
 //! `cargo xtask torture`: composed faults against real stores, and a report.
 
 use std::ffi::OsStr;
+use std::path::Path;
 use std::process::Command;
 
 use crate::figures;
@@ -32,7 +33,11 @@ const BRIEFLY: [&str; 9] = [
 /// Tortures the named backends or stores, or all, with the given options.
 pub(crate) fn run(arguments: &[String]) -> Outcome {
     if arguments == ["--brief"] {
-        return briefly();
+        let path = install_servers(&STORES.map(|(backend, _)| backend))?;
+        step("building", &mut cargo(&["build", "--package", "torture"]))?;
+        let figures = figures::file()?;
+        briefly(&path, &figures)?;
+        return figures::print(&figures, &[&figures::OF_TORTURE]);
     }
     let mut backends = Vec::new();
     let mut passed = Vec::new();
@@ -63,20 +68,15 @@ pub(crate) fn soak() -> Outcome {
     run(&["--minutes", "6.7"].map(str::to_owned))
 }
 
-/// Tortures all stores briefly, and then with planted bugs. Prints how much was tried, and fails if
-/// that is too little.
-fn briefly() -> Outcome {
-    let path = install_servers(&STORES.map(|(backend, _)| backend))?;
-    step("building", &mut cargo(&["build", "--package", "torture"]))?;
-    let figures = figures::file()?;
+/// Tortures all stores briefly, and then with planted bugs. The program is built.
+pub(crate) fn briefly(path: &OsStr, figures: &Path) -> Outcome {
     let stores = BRIEFLY.map(str::to_owned);
-    let jobs = ["--jobs", "2"].map(str::to_owned);
-    let mut run = torture(&path, &[&stores[..], &jobs[..]].concat());
-    step("torture", run.env(figures::VARIABLE, &figures))?;
+    let jobs = ["--jobs", "3"].map(str::to_owned);
+    let mut run = torture(path, &[&stores[..], &jobs[..]].concat());
+    step("torture", run.env(figures::VARIABLE, figures))?;
     let bugs = ["bugs", "--jobs", "4"].map(str::to_owned);
-    let mut run = torture(&path, &bugs);
-    step("torture with planted bugs", run.env(figures::VARIABLE, &figures))?;
-    figures::print(&figures, &figures::OF_TORTURE)
+    let mut run = torture(path, &bugs);
+    step("torture with planted bugs", run.env(figures::VARIABLE, figures))
 }
 
 fn torture(path: &OsStr, arguments: &[String]) -> Command {

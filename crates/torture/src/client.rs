@@ -20,6 +20,11 @@ use crate::recorded::Recorded;
 use crate::register::Register;
 use crate::script::Worker;
 
+/// What a client leaves that has released everything.
+pub const NOTHING: &str = "nothing";
+/// What a client leaves whose undos or releases go on.
+pub const UNFINISHED: &str = "unfinished undos";
+
 /// What a client process does.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
@@ -194,14 +199,15 @@ async fn work(options: &ClientOptions, orders: &Arc<Orders>, journal: &Arc<Journ
             journal.write(&Event::Leak { place: "a task panicked; see the log".to_owned() });
         }
     }
-    let mut left = "nothing".to_owned();
+    let mut left = NOTHING.to_owned();
     for locker in lockers {
-        // An undo of a request whose TTL is long may take longer, and is allowed to.
-        let done = locker.shutdown_within(Duration::from_secs(4)).await;
-        if let Err(error) = done
-            && error.code() != ErrorCode::NetworkTimeout
-        {
-            error.message().clone_into(&mut left);
+        match locker.shutdown_within(Duration::from_secs(4)).await {
+            // An undo of a request whose TTL is long may take longer, and is allowed to.
+            Err(error) if error.code() == ErrorCode::NetworkTimeout => {
+                UNFINISHED.clone_into(&mut left);
+            }
+            Err(error) => error.message().clone_into(&mut left),
+            Ok(()) => {}
         }
     }
     journal.write(&Event::Shutdown { at: now(), left });

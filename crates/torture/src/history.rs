@@ -403,6 +403,8 @@ pub struct History {
     pub processes: Vec<Process>,
     /// The faults.
     pub faults: Vec<FaultSpan>,
+    /// When the coordinator did not run although it wanted to: the machine was busy.
+    pub lags: Vec<(Micros, Micros)>,
     /// Where keys or lock ids were found that must not be there.
     pub leaks: Vec<String>,
     /// Lock ids that clients could not release.

@@ -30,6 +30,24 @@ pub fn number_of(key: &Key) -> u32 {
     number.and_then(|number| number.parse().ok()).unwrap_or(u32::MAX)
 }
 
+/// Reports times at which this process did not run, from a thread of its own: because it was stopped,
+/// or because the machine was busy. Ends when the callback returns `false`.
+pub fn watch_gaps(mut report: impl FnMut(Micros, Micros) -> bool + Send + 'static) {
+    const INTERVAL: Duration = Duration::from_millis(20);
+    /// Less than any limit that is checked, by far.
+    const LATE: Micros = 20_000;
+    std::thread::spawn(move || {
+        loop {
+            let due = now() + micros(INTERVAL);
+            std::thread::sleep(INTERVAL);
+            let at = now();
+            if at.saturating_sub(due) > LATE && !report(due, at) {
+                return;
+            }
+        }
+    });
+}
+
 /// The journal of a process.
 #[derive(Debug, Default)]
 pub struct Journal {
@@ -77,19 +95,10 @@ impl Journal {
 
     /// Reports times at which this process did not run, from a thread of its own.
     pub fn report_gaps(self: &Arc<Self>) {
-        const INTERVAL: Duration = Duration::from_millis(20);
-        const GAP: Micros = 150_000;
         let journal = Arc::clone(self);
-        std::thread::spawn(move || {
-            let mut last = now();
-            loop {
-                std::thread::sleep(INTERVAL);
-                let at = now();
-                if at - last > GAP {
-                    journal.write(&Event::Gap { from: last, to: at });
-                }
-                last = at;
-            }
+        watch_gaps(move |from, to| {
+            journal.write(&Event::Gap { from, to });
+            true
         });
     }
 }

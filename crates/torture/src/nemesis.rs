@@ -76,6 +76,7 @@ impl Nemesis {
             logs: Mutex::default(),
             plan,
         };
+        nemesis.history.watch_lags();
         for client in 0..clients {
             *nemesis.clients[client].lock().await = Some(nemesis.start_client(client)?);
         }

@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 
 use crate::client::ClientOptions;
 use crate::history::{Event, History, now};
+use crate::journal::watch_gaps;
 
 /// The history, to which the processes add while the checker reads.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +22,16 @@ impl SharedHistory {
     /// Returns the history.
     pub fn get(&self) -> MutexGuard<'_, History> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes when this process does not run, until the history is dropped.
+    pub fn watch_lags(&self) {
+        let history = Arc::downgrade(&self.0);
+        watch_gaps(move |from, to| {
+            let Some(history) = history.upgrade() else { return false };
+            history.lock().unwrap_or_else(PoisonError::into_inner).lags.push((from, to));
+            true
+        });
     }
 }
 

@@ -12,6 +12,7 @@ use syncguard::{AnyBackend, Locker};
 
 use crate::bug::Bug;
 use crate::check::{Checked, Precision, Violation, check, check_hand_overs};
+use crate::client::{NOTHING, UNFINISHED};
 use crate::history::{History, Micros, Op, Outcome, now};
 use crate::journal::{CANARY, key_of};
 use crate::nemesis::{Damage, Nemesis};
@@ -52,6 +53,13 @@ impl Run {
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.history.calls.iter().filter(|call| call.result == "dropped").count() as u64
+    }
+
+    /// Returns for how much of the time the machine was so busy that the coordinator did not run.
+    #[must_use]
+    pub fn busy_percent(&self) -> u64 {
+        let lag: Micros = self.history.lags.iter().map(|lag| lag.1 - lag.0).sum();
+        lag * 100 / (self.ended - self.began).max(1)
     }
 
     /// Returns how many times a rule was broken.
@@ -117,7 +125,14 @@ pub async fn run(plan: Plan, bug: Option<Bug>, directory: &Path) -> std::io::Res
     let mut history = nemesis.history().get().clone();
     history.leaks.extend(leaks_in(&nemesis.logs(), &history));
     let (accepted, refused) = register.contents();
-    let mut checked = check(&history, &accepted, precision);
+    // It takes a while, and would block the register and the proxies of other runs.
+    let (history, accepted, mut checked) = tokio::task::spawn_blocking(move || {
+        let checked = check(&history, &accepted, precision);
+        (history, accepted, checked)
+    })
+    .await
+    .map_err(std::io::Error::other)?;
+    let mut history = history;
     if early.violations.is_empty() {
         if plan.deployment.has_notifications() {
             checked.violations.extend(check_hand_overs(&history, calm_from));
@@ -229,13 +244,21 @@ async fn settle(nemesis: &Arc<Nemesis>, history: &mut History) -> Vec<Violation>
             found.push(violation("a lock is held that no client asked for".to_owned(), key));
             continue;
         };
-        let has_shut_down = history.processes[process].left.is_some();
-        if has_shut_down && !history.abandoned.contains(&id) {
+        let may_stay = match history.processes[process].left.as_deref() {
+            None => true,
+            // It was still undoing or releasing something.
+            Some(UNFINISHED) => {
+                history.ops.iter().any(|op| op.id == id && op.outcome == Outcome::Unknown)
+            }
+            Some(_) => false,
+        };
+        if !may_stay && !history.abandoned.contains(&id) {
             found.push(violation("a client that shut down left a lock behind".to_owned(), key));
         }
     }
     for process in &history.processes {
-        if let Some(left) = process.left.as_ref().filter(|left| *left != "nothing") {
+        let left = process.left.as_ref();
+        if let Some(left) = left.filter(|left| ![NOTHING, UNFINISHED].contains(&left.as_str())) {
             found.push(violation(format!("a client could not shut down: {left}"), 0));
         }
     }
@@ -253,7 +276,7 @@ async fn take_every_key(backend: &AnyBackend, keys: u32) -> Vec<u32> {
     let mut late = Vec::new();
     for key in 0..keys {
         // The first one waits for all the others.
-        let left = limit.saturating_sub(begin.elapsed()).max(Duration::from_secs(1));
+        let left = limit.saturating_sub(begin.elapsed()).max(Duration::from_secs(5));
         let taken = locker.lock(key_of(key)).timeout(left).retry_on_error(true).await;
         match taken {
             Ok(guard) => drop(guard.release().await),

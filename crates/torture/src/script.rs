@@ -60,7 +60,7 @@ impl Worker {
             match random.below(100) {
                 0..=49 => self.lock(&mut random, key, &mut old_ids).await,
                 50..=64 => self.try_lock(&mut random, key, &mut old_ids).await,
-                65..=82 => self.drop_a_request(&mut random, key).await,
+                65..=82 => self.drop_requests(&mut random, key).await,
                 83..=86 => self.cancel(&mut random, key).await,
                 87..=91 => self.use_an_old_id(&mut random, &old_ids).await,
                 92..=94 => self.hand_over(&mut random, key).await,
@@ -240,7 +240,13 @@ impl Worker {
         }
     }
 
-    /// Drops a request at some time before it completes.
+    /// Drops a few requests, each at some time before it completes.
+    async fn drop_requests(&self, random: &mut Random, key: u32) {
+        for _ in 0..3 {
+            self.drop_a_request(random, key).await;
+        }
+    }
+
     async fn drop_a_request(&self, random: &mut Random, key: u32) {
         // A lock that is left behind is found on keys with a long TTL.
         let (key, ttl) = if random.chance(50) {

@@ -5,7 +5,7 @@
 //! unknown outcome may take effect at any time after its begin, or never. An acquire that was undone
 //! is two operations: one of unknown outcome, and the undo, after which it takes effect no more.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::{Precision, TOLERANCE};
 use crate::history::{Kind, Micros, Op, Outcome};
@@ -67,6 +67,32 @@ impl Configuration {
     }
 }
 
+/// The configurations that were visited.
+#[derive(Debug, Default)]
+struct Visited {
+    /// By holder and ordered operations: the fence and the applied operations.
+    known: HashMap<(Option<Holder>, usize, Vec<usize>), Vec<(u64, Vec<usize>)>>,
+    count: usize,
+}
+
+impl Visited {
+    /// Adds a configuration. Returns `false` if one was visited from which at least as much is
+    /// possible: with a smaller fence, and with fewer operations of unknown outcome used up.
+    fn insert(&mut self, configuration: &Configuration) -> bool {
+        let Configuration { state, next, ahead, applied } = configuration;
+        let alike = self.known.entry((state.holder, *next, ahead.clone())).or_default();
+        let is_better = |(fence, used): &(u64, Vec<usize>)| {
+            *fence <= state.fence && used.iter().all(|index| applied.binary_search(index).is_ok())
+        };
+        if alike.iter().any(is_better) {
+            return false;
+        }
+        alike.push((state.fence, applied.clone()));
+        self.count += 1;
+        true
+    }
+}
+
 struct Search<'a, E> {
     all: &'a [Op],
     /// The operations of known outcome, as indexes, and the undos.
@@ -115,7 +141,8 @@ impl<E: Fn(Micros, Micros) -> bool> Search<'_, E> {
             ahead: Vec::new(),
             applied: Vec::new(),
         };
-        let mut visited = HashSet::from([start.clone()]);
+        let mut visited = Visited::default();
+        visited.insert(&start);
         let mut stack = vec![start];
         // How far the search came: the operations that could not be ordered.
         let mut furthest = (0, 0, 0);
@@ -133,10 +160,10 @@ impl<E: Fn(Micros, Micros) -> bool> Search<'_, E> {
             let mut found = self.unknown_steps(&configuration, bound);
             found.extend(self.known_steps(&configuration, bound));
             for configuration in found {
-                if visited.len() > LIMIT {
+                if visited.count > LIMIT {
                     return Verdict::Undecided;
                 }
-                if visited.insert(configuration.clone()) {
+                if visited.insert(&configuration) {
                     stack.push(configuration);
                 }
             }

@@ -19,12 +19,12 @@ const STORES: [(&str, &[&str]); 5] = [
 
 /// The stores and for how many seconds each is tortured with `--brief`.
 const BRIEFLY: [&str; 9] = [
-    "redis=45",
-    "postgres=45",
-    "firestore=45",
-    "sqlite=40",
-    "redis-sentinel=30",
-    "redis-cluster=45",
+    "redis=40",
+    "postgres=40",
+    "firestore=40",
+    "sqlite=35",
+    "redis-sentinel=35",
+    "redis-cluster=35",
     "postgres-standby=20",
     "postgres-pgbouncer=20",
     "memory=20",
@@ -71,7 +71,8 @@ pub(crate) fn soak() -> Outcome {
 /// Tortures all stores briefly, and then with planted bugs. The program is built.
 pub(crate) fn briefly(path: &OsStr, figures: &Path) -> Outcome {
     let stores = BRIEFLY.map(str::to_owned);
-    let jobs = ["--jobs", "3"].map(str::to_owned);
+    // They wait more than they work.
+    let jobs = ["--jobs", "4"].map(str::to_owned);
     let mut run = torture(path, &[&stores[..], &jobs[..]].concat());
     step("torture", run.env(figures::VARIABLE, figures))?;
     let bugs = ["bugs", "--jobs", "4"].map(str::to_owned);

@@ -249,7 +249,7 @@ impl Worker {
 
     async fn drop_a_request(&self, random: &mut Random, key: u32) {
         // A lock that is left behind is found on keys with a long TTL.
-        let (key, ttl) = if random.chance(50) {
+        let (key, ttl) = if random.chance(50) || self.is_waiting_checked() {
             let draw = u32::try_from(random.below(u64::from(DROP_KEYS))).unwrap_or(0);
             (HOT_KEYS + COLD_KEYS + draw, LONG_TTL)
         } else {
@@ -271,7 +271,17 @@ impl Worker {
         }
     }
 
+    /// Returns whether the waits of this locker are checked: it relies on notifications, and no
+    /// fault excuses that they are missed. A waiter that is dropped while it subscribes does: those
+    /// after it in its queue poll.
+    fn is_waiting_checked(&self) -> bool {
+        self.is_patient && self.orders.is_quiet.load(Ordering::Relaxed)
+    }
+
     async fn cancel(&self, random: &mut Random, key: u32) {
+        if self.is_waiting_checked() {
+            return;
+        }
         let token = CancellationToken::new();
         let timeout = Duration::from_secs(3);
         let call = self.journal.call("lock", key, timeout);

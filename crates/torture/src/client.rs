@@ -18,6 +18,7 @@ use crate::journal::Journal;
 use crate::random::Random;
 use crate::recorded::Recorded;
 use crate::register::Register;
+use crate::resource::Resource;
 use crate::script::Worker;
 
 /// What a client leaves that has released everything.
@@ -38,6 +39,8 @@ pub struct ClientOptions {
     pub tasks: u32,
     /// The address of the fenced register.
     pub register: SocketAddr,
+    /// Whether the store also has a fenced resource.
+    pub has_resource: bool,
     /// The planted bug.
     pub bug: Option<Bug>,
 }
@@ -53,6 +56,7 @@ impl ClientOptions {
             self.lockers.to_string(),
             self.tasks.to_string(),
             self.register.to_string(),
+            self.has_resource.to_string(),
             self.bug.map_or("-", Bug::name).to_owned(),
         ]
     }
@@ -60,13 +64,14 @@ impl ClientOptions {
     /// Reads the arguments.
     #[must_use]
     pub fn parse(arguments: &[String]) -> Option<Self> {
-        let [url, seed, lockers, tasks, register, bug] = arguments else { return None };
+        let [url, seed, lockers, tasks, register, resource, bug] = arguments else { return None };
         Some(Self {
             url: url.clone(),
             seed: seed.parse().ok()?,
             lockers: lockers.parse().ok()?,
             tasks: tasks.parse().ok()?,
             register: register.parse().ok()?,
+            has_resource: resource.parse().ok()?,
             bug: Bug::named(bug),
         })
     }
@@ -151,6 +156,7 @@ async fn connect(url: &str, orders: &Arc<Orders>) -> Option<AnyBackend> {
 
 async fn work(options: &ClientOptions, orders: &Arc<Orders>, journal: &Arc<Journal>) {
     let Some(register) = Register::connect(options.register).await else { return };
+    let resource = options.has_resource.then(|| Arc::new(Resource::new(&options.url)));
     let mut lockers = Vec::new();
     let mut shared: Option<AnyBackend> = None;
     for number in 0..options.lockers {
@@ -187,6 +193,7 @@ async fn work(options: &ClientOptions, orders: &Arc<Orders>, journal: &Arc<Journ
                 other: lockers[(number + 1) % lockers.len()].clone(),
                 journal: Arc::clone(journal),
                 register: register.clone(),
+                resource: resource.clone(),
                 orders: Arc::clone(orders),
                 is_patient: number % 2 == 1,
             };

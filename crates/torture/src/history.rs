@@ -382,7 +382,7 @@ pub enum Allowance {
     /// Nothing.
     #[default]
     Nothing,
-    /// Locks may end early or late, because a clock jumped.
+    /// Locks may end early or late: a clock jumped, or the store evicted them.
     Expiry,
     /// Releases and extends may be lost, because they were not replicated.
     LostWrites,

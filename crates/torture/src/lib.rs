@@ -14,6 +14,7 @@ pub mod random;
 pub mod recorded;
 pub mod register;
 pub mod report;
+pub mod resource;
 pub mod run;
 pub mod script;
 pub mod store;

@@ -13,6 +13,7 @@ use crate::client::ClientOptions;
 use crate::history::{Allowance, FaultSpan, Micros, now};
 use crate::plan::{Deployment, Kind, Plan, Planned};
 use crate::process::{ClientProcess, SharedHistory};
+use crate::register::Accepted;
 use crate::store::{Effect, Store};
 
 /// What the faults amounted to.
@@ -120,6 +121,7 @@ impl Nemesis {
             lockers: if is_alone { 4 } else { 2 },
             tasks: 8,
             register: self.register,
+            has_resource: self.plan.deployment.has_resource(),
             bug: self.bug,
         };
         let process = ClientProcess::start(client, &options, &self.history, &self.directory)?;
@@ -172,6 +174,8 @@ impl Nemesis {
             (Kind::Failover, Deployment::RedisSentinel | Deployment::RedisCluster) => {
                 Allowance::LostWrites
             }
+            // A lock may be evicted. Fence counters do not expire, so they are not.
+            (Kind::Evict, _) => Allowance::Expiry,
             _ => Allowance::Nothing,
         };
         let mut history = self.history.get();
@@ -255,6 +259,12 @@ impl Nemesis {
         }
         proxy.set(Fault::None);
         cuts as u64
+    }
+
+    /// Returns the writes that the resource in the store accepted, in order.
+    pub async fn writes_in_store(&self) -> Vec<Accepted> {
+        let store = self.store.lock().await;
+        tokio::task::block_in_place(|| store.accepted_writes())
     }
 
     async fn hit_servers(&self, fault: Planned) -> Effect {

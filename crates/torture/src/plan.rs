@@ -70,6 +70,12 @@ impl Deployment {
         matches!(self, Self::Redis | Self::Postgres | Self::PgBouncer | Self::Firestore)
     }
 
+    /// Returns whether the store also has a fenced resource.
+    #[must_use]
+    pub const fn has_resource(self) -> bool {
+        matches!(self, Self::Redis | Self::Postgres)
+    }
+
     /// Returns whether waiters are notified of a release. A pooler in transaction mode passes no
     /// notifications on.
     #[must_use]
@@ -104,6 +110,7 @@ impl Deployment {
                 Kind::EndSessions,
                 Kind::FlushScripts,
                 Kind::OutOfMemory,
+                Kind::Evict,
             ],
             Self::Postgres => &[Kind::KillServer, Kind::StopServer, Kind::EndSessions],
             Self::PgBouncer => &[Kind::RestartPooler, Kind::StopServer, Kind::EndSessions],
@@ -143,6 +150,8 @@ pub enum Kind {
     FlushScripts,
     /// The server has no memory for writes.
     OutOfMemory,
+    /// The server evicts locks, because its memory is limited and its policy is `volatile-random`.
+    Evict,
     /// A client can write no files.
     FullDisk,
     /// The wall clock of a client is wrong.
@@ -169,6 +178,7 @@ impl fmt::Display for Kind {
             Self::EndSessions => "sessions ended",
             Self::FlushScripts => "SCRIPT FLUSH",
             Self::OutOfMemory => "out of memory",
+            Self::Evict => "eviction",
             Self::FullDisk => "full disk",
             Self::SkewClock => "wrong clock of a client",
             Self::RestartPooler => "pooler restarted",
@@ -237,6 +247,14 @@ impl Plan {
             };
             faults.push(Planned { at, kind, client, lasts, amount });
             at += random.millis(150..900);
+        }
+        // Besides those that were drawn: short ones, after which connections come back quickly.
+        let mut at = random.millis(500..1_500);
+        while deployment.has_proxies() && at < noisy {
+            let client = usize::try_from(random.below(deployment.clients() as u64)).unwrap_or(0);
+            let (kind, lasts) = (Kind::CutStorm, random.millis(100..500));
+            faults.push(Planned { at, kind, client, lasts, amount: 0 });
+            at += random.millis(1_000..2_500);
         }
         let failovers = match deployment {
             Deployment::RedisSentinel | Deployment::RedisCluster => noisy.as_secs() / 6,

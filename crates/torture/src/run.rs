@@ -11,7 +11,7 @@ use syncguard::diagnostics::get_by_key_raw;
 use syncguard::{AnyBackend, Locker};
 
 use crate::bug::Bug;
-use crate::check::{Checked, Precision, Violation, check, check_hand_overs};
+use crate::check::{Checked, Precision, Violation, check, check_hand_overs, check_register};
 use crate::client::{NOTHING, UNFINISHED};
 use crate::history::{History, Micros, Op, Outcome, now};
 use crate::journal::{CANARY, key_of};
@@ -40,9 +40,9 @@ pub struct Run {
     pub checked: Checked,
     /// What the faults amounted to.
     pub damage: Damage,
-    /// How many stale writes the register refused.
+    /// How many stale writes the register and the store refused.
     pub refused: u64,
-    /// How many writes it accepted.
+    /// How many writes they accepted.
     pub accepted: u64,
     /// The version of the store.
     pub version: String,
@@ -124,7 +124,9 @@ pub async fn run(plan: Plan, bug: Option<Bug>, directory: &Path) -> std::io::Res
     let ended = now();
     let mut history = nemesis.history().get().clone();
     history.leaks.extend(leaks_in(&nemesis.logs(), &history));
-    let (accepted, refused) = register.contents();
+    let (accepted, _refused) = register.contents();
+    let refused = history.writes.iter().filter(|write| !write.accepted).count() as u64;
+    let mut written = 0;
     // It takes a while, and would block the register and the proxies of other runs.
     let (history, accepted, mut checked) = tokio::task::spawn_blocking(move || {
         let checked = check(&history, &accepted, precision);
@@ -137,13 +139,16 @@ pub async fn run(plan: Plan, bug: Option<Bug>, directory: &Path) -> std::io::Res
         if plan.deployment.has_notifications() {
             checked.violations.extend(check_hand_overs(&history, calm_from));
         }
+        let in_store = nemesis.writes_in_store().await;
+        checked.violations.extend(check_register(&history, &in_store));
+        written = in_store.len() as u64;
         checked.violations.extend(settle(&nemesis, &mut history).await);
     } else if checked.violations.is_empty() {
         checked = early;
     }
     fs::write(directory.join("operations.tsv"), dump(&history, began))?;
     let damage = nemesis.damage();
-    let accepted = accepted.len() as u64;
+    let accepted = accepted.len() as u64 + written;
     Ok(Run {
         plan,
         bug,

@@ -15,6 +15,7 @@ use crate::journal::{Journal, key_of};
 use crate::random::Random;
 use crate::recorded::Recorded;
 use crate::register::Register;
+use crate::resource::Resource;
 
 /// How many keys many tasks want at once.
 pub const HOT_KEYS: u32 = 3;
@@ -43,6 +44,8 @@ pub struct Worker {
     pub journal: Arc<Journal>,
     /// The fenced resource.
     pub register: Register,
+    /// Another one, in the store itself.
+    pub resource: Option<Arc<Resource>>,
     /// What the coordinator wants.
     pub orders: Arc<Orders>,
     /// Whether the locker relies on notifications.
@@ -166,6 +169,16 @@ impl Worker {
         self.journal.write(&Event::Write { from, to, key, id, fence, accepted, is_valid });
     }
 
+    async fn write_to_the_store(&self, guard: &Guard, key: u32) {
+        let Some(resource) = &self.resource else { return };
+        let (id, from) = (guard.lock_id().expose().to_owned(), now());
+        let accepted = resource.write(&key_of(key), guard.fence(), &id).await;
+        let Some(accepted) = accepted else { return };
+        let (is_valid, fence) = (self.sample(guard, key), guard.fence().get());
+        let to = now();
+        self.journal.write(&Event::Write { from, to, key, id, fence, accepted, is_valid });
+    }
+
     /// Holds a lock for a while, writes under it, and ends it in one of many ways.
     async fn hold(&self, random: &mut Random, key: u32, guard: Guard, is_renewed: bool) {
         self.sample(&guard, key);
@@ -187,6 +200,9 @@ impl Worker {
                 break;
             }
             self.write(&guard, key).await;
+            if random.chance(30) {
+                self.write_to_the_store(&guard, key).await;
+            }
             if random.chance(8) {
                 self.extend(random, key, &guard).await;
             }

@@ -9,6 +9,8 @@ use test_support::{
 };
 
 use crate::plan::{Deployment, Kind, Planned};
+use crate::register::Accepted;
+use crate::resource;
 
 /// The servers of a store.
 #[derive(Debug)]
@@ -67,6 +69,9 @@ impl Store {
             let locker = syncguard::Locker::new(backend).expect("a runtime");
             locker.setup().await.expect("tables");
         }
+        if let Servers::Postgres(server) = &store.servers {
+            drop(server.sql(&resource::schema_sql()));
+        }
         (store, proxies)
     }
 
@@ -99,6 +104,18 @@ impl Store {
         let output = Command::new(program).arg(argument).env("PATH", path).output();
         let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
         text.unwrap_or_default().lines().next().unwrap_or_default().to_owned()
+    }
+
+    /// Returns the writes that the fenced resource in the store accepted, in order.
+    #[must_use]
+    pub fn accepted_writes(&self) -> Vec<Accepted> {
+        match &self.servers {
+            Servers::Redis(server) => {
+                resource::parse(&server.cli(&["LRANGE", resource::LOG, "0", "-1"]))
+            }
+            Servers::Postgres(server) => resource::parse(&server.sql(resource::READ_SQL)),
+            _ => Vec::new(),
+        }
     }
 
     /// Lets a fault hit the servers until it is over.
@@ -135,6 +152,22 @@ impl Store {
                 drop(server.cli(&["CONFIG", "SET", "maxmemory", "1"]));
                 std::thread::sleep(fault.lasts);
                 drop(server.cli(&["CONFIG", "SET", "maxmemory", "0"]));
+                nothing
+            }
+            (Servers::Redis(server), Kind::Evict) => {
+                let set = |name, value: &str| drop(server.cli(&["CONFIG", "SET", name, value]));
+                set("maxmemory-policy", "volatile-random");
+                let end = std::time::Instant::now() + fault.lasts;
+                while std::time::Instant::now() < end {
+                    // Less than it uses, so that every write evicts something.
+                    let memory = server.cli(&["INFO", "memory"]);
+                    let used = memory.lines().find_map(|line| line.strip_prefix("used_memory:"));
+                    let used = used.and_then(|used| used.trim().parse::<u64>().ok());
+                    set("maxmemory", &used.unwrap_or(0).saturating_sub(20_000).to_string());
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                set("maxmemory", "0");
+                set("maxmemory-policy", "noeviction");
                 nothing
             }
             (Servers::Postgres(server), Kind::KillServer) => {

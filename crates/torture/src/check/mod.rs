@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use failover::excused;
 pub use linear::{Verdict, linearize};
+pub use rules::check_register;
 
 use crate::history::{Allowance, FaultSpan, History, Micros, Op, Outcome};
 use crate::register::Accepted;
@@ -80,7 +81,7 @@ pub fn check(history: &History, accepted: &[Accepted], precision: Precision) -> 
     let excuses = Excuses::of(&history.faults);
     let mut checked =
         Checked { violations: rules::check(history, &excuses, precision), ..Default::default() };
-    checked.violations.extend(rules::check_register(history, accepted));
+    checked.violations.extend(check_register(history, accepted));
     for (key, ops) in by_key(history) {
         match linearize(&ops, precision, |from, to| excuses.cover(from, to)) {
             Verdict::Linearizable => {

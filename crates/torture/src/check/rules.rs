@@ -183,7 +183,8 @@ fn refused_writes(history: &History, excuses: &Excuses) -> Vec<Violation> {
 }
 
 /// I3: the register accepted no write of an earlier holder after one of a later holder.
-pub(super) fn check_register(history: &History, accepted: &[Accepted]) -> Vec<Violation> {
+#[must_use]
+pub fn check_register(history: &History, accepted: &[Accepted]) -> Vec<Violation> {
     let mut last: HashMap<u32, &Accepted> = HashMap::new();
     let mut found = Vec::new();
     for write in accepted {

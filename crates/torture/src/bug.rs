@@ -1,7 +1,7 @@
 //! Planted bugs: a backend around another one that breaks one promise. The checker must find each.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use syncguard::backend::{
@@ -40,10 +40,14 @@ pub enum Bug {
     GrantWithoutStore,
     /// An operation waits for an answer much longer than its limit.
     DeadlineIgnored,
+    /// An acquire decides by what the store contained a moment ago, and overwrites a new lock.
+    StaleSnapshot,
+    /// Waiters are notified before the release takes effect, and not after it.
+    NotificationEarly,
 }
 
 /// All bugs, with their names on the command line.
-pub const BUGS: [(&str, Bug); 11] = [
+pub const BUGS: [(&str, Bug); 13] = [
     ("release-ignores-owner", Bug::ReleaseIgnoresOwner),
     ("extend-ignores-owner", Bug::ExtendIgnoresOwner),
     ("fence-stands-still", Bug::FenceStandsStill),
@@ -55,6 +59,8 @@ pub const BUGS: [(&str, Bug); 11] = [
     ("release-twice", Bug::ReleaseTwice),
     ("grant-without-store", Bug::GrantWithoutStore),
     ("deadline-ignored", Bug::DeadlineIgnored),
+    ("stale-snapshot", Bug::StaleSnapshot),
+    ("notification-early", Bug::NotificationEarly),
 ];
 
 impl Bug {
@@ -70,6 +76,9 @@ impl Bug {
         BUGS.iter().find(|(_, bug)| *bug == self).map_or("", |(name, _)| name)
     }
 }
+
+/// Notifies the waiters of this process before a release takes effect.
+static EARLY: LazyLock<Notifier> = LazyLock::new(Notifier::default);
 
 /// A backend with a bug.
 #[derive(Debug)]
@@ -136,7 +145,18 @@ impl LockBackend for Buggy {
             // The thread blocks, so that no timeout can end it.
             std::thread::sleep(Duration::from_secs(8));
         }
+        let seemed_free = self.has(Bug::StaleSnapshot) && {
+            let held = get_by_key_raw(&self.inner, request.key()).await?;
+            tokio::time::sleep(Duration::from_millis(3)).await;
+            held.is_none()
+        };
         match self.inner.acquire(request).await? {
+            AcquireOutcome::Contended { .. } if seemed_free => {
+                if let Some(holder) = self.holder_instead_of(request.lock_id()).await {
+                    self.inner.release(&ReleaseRequest::new(holder)).await?;
+                }
+                self.inner.acquire(request).await
+            }
             AcquireOutcome::Acquired(lease) if self.has(Bug::FenceStandsStill) => {
                 let even = (lease.fence().get() & !1).max(1);
                 Ok(AcquireOutcome::Acquired(Lease::new(Fence::new(even)?, lease.expires_at())))
@@ -181,6 +201,13 @@ impl LockBackend for Buggy {
         let real_id = self.real_id(id);
         if real_id != id {
             return self.inner.release(&ReleaseRequest::new(real_id)).await;
+        }
+        if self.has(Bug::NotificationEarly) {
+            let key = self.state().keys.get(&id).cloned();
+            if let Some(key) = key {
+                EARLY.notify(&key, None);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
         }
         let outcome = self.inner.release(request).await?;
         match (self.bug, outcome) {
@@ -240,6 +267,9 @@ impl LockBackend for Buggy {
         if self.has(Bug::NotificationLost) {
             // Nothing notifies this one.
             return Some(Notifier::default().subscribe(key));
+        }
+        if self.has(Bug::NotificationEarly) {
+            return Some(EARLY.subscribe(key));
         }
         self.inner.subscribe(key).await
     }

@@ -175,7 +175,9 @@ async fn work(options: &ClientOptions, orders: &Arc<Orders>, journal: &Arc<Journ
         };
         let backend = Recorded::new(backend, Arc::clone(journal), number)
             .undoes_grants(options.url.contains("wait_for_replicas"));
-        let mut builder = Locker::builder(backend).telemetry(Arc::new(TracingSink));
+        // The TTL of a resumed lock: one whose release is lost expires before the last checks.
+        let ttl = Duration::from_millis(2_500);
+        let mut builder = Locker::builder(backend).telemetry(Arc::new(TracingSink)).ttl(ttl);
         if number % 2 == 1 {
             // This one relies on notifications: it hardly polls.
             let seldom = Duration::from_secs(6);

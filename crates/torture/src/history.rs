@@ -193,6 +193,21 @@ impl fmt::Display for Event {
 }
 
 impl Event {
+    /// Returns when it was written, if it says so.
+    fn at(&self) -> Option<Micros> {
+        match self {
+            Self::Begin { at, .. }
+            | Self::End { at, .. }
+            | Self::Call { at, .. }
+            | Self::Return { at, .. }
+            | Self::Shutdown { at, .. }
+            | Self::Valid { after: at, .. }
+            | Self::Write { to: at, .. }
+            | Self::Gap { to: at, .. } => Some(*at),
+            Self::Leak { .. } | Self::Abandoned { .. } => None,
+        }
+    }
+
     /// Reads a line. Returns `None` for a line that a killed process did not finish.
     #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
@@ -355,6 +370,8 @@ pub struct Process {
     pub started: Micros,
     /// When it ended.
     pub ended: Option<Micros>,
+    /// The time of its latest event. What it did later is not known yet.
+    pub seen: Micros,
     /// What it left when it shut down; `nothing` if it released everything.
     pub left: Option<String>,
     /// When it did not run.
@@ -415,11 +432,19 @@ pub struct History {
     open_beliefs: HashMap<(usize, u32), usize>,
 }
 
+impl Process {
+    /// Returns until when it is known what the process did.
+    #[must_use]
+    pub fn known_until(&self) -> Micros {
+        self.ended.unwrap_or(self.seen)
+    }
+}
+
 impl History {
     /// Adds a process, and returns its number.
     pub fn add_process(&mut self, client: usize, at: Micros) -> usize {
         let (ended, left, gaps) = (None, None, Vec::new());
-        self.processes.push(Process { client, started: at, ended, left, gaps });
+        self.processes.push(Process { client, started: at, ended, seen: at, left, gaps });
         self.processes.len() - 1
     }
 
@@ -436,6 +461,8 @@ impl History {
 
     /// Adds an event of a process.
     pub fn add(&mut self, process: usize, event: Event) {
+        let seen = &mut self.processes[process].seen;
+        *seen = event.at().map_or(*seen, |at| at.max(*seen));
         match event {
             Event::Begin { op, at, kind, key, id, ttl_ms, locker } => {
                 let id = self.number_of(&id);

@@ -11,7 +11,9 @@ use syncguard::diagnostics::get_by_key_raw;
 use syncguard::{AnyBackend, Locker};
 
 use crate::bug::Bug;
-use crate::check::{Checked, Precision, Violation, check, check_hand_overs, check_register};
+use crate::check::{
+    Checked, Precision, Violation, check, check_hand_overs, check_register, ids_that_may_stay,
+};
 use crate::client::{NOTHING, UNFINISHED};
 use crate::history::{History, Micros, Op, Outcome, now};
 use crate::journal::{CANARY, key_of};
@@ -241,6 +243,7 @@ async fn settle(nemesis: &Arc<Nemesis>, history: &mut History) -> Vec<Violation>
         .filter(|op| op.kind == crate::history::Kind::Acquire && op.outcome != Outcome::Contended)
         .map(|op| (op.id, op.process))
         .collect();
+    let excused = ids_that_may_stay(history);
     let keys = HOT_KEYS + COLD_KEYS + DROP_KEYS;
     for key in 0..keys {
         let Ok(Some(held)) = get_by_key_raw(&backend, &key_of(key)).await else { continue };
@@ -250,6 +253,7 @@ async fn settle(nemesis: &Arc<Nemesis>, history: &mut History) -> Vec<Violation>
             continue;
         };
         let may_stay = match history.processes[process].left.as_deref() {
+            _ if excused.contains(&id) => true,
             None => true,
             // It was still undoing or releasing something.
             Some(UNFINISHED) => {

@@ -10,6 +10,25 @@ use crate::history::{Allowance, History, Kind, Micros, Op, Outcome};
 /// How far a replica may be behind.
 const BEHIND: Micros = 1_000_000;
 
+/// Returns the lock ids with an operation that a failover may have lost.
+pub(super) fn lost(history: &History) -> impl Iterator<Item = u32> + '_ {
+    let failovers = failovers(history);
+    let has_effect =
+        |op: &&Op| matches!(op.outcome, Outcome::Undone | Outcome::Extended | Outcome::Released);
+    let is_hit = move |op: &&Op| is_hit(op, &failovers);
+    history.ops.iter().filter(has_effect).filter(is_hit).map(|op| op.id)
+}
+
+/// Returns from when to when failovers may lose something.
+fn failovers(history: &History) -> Vec<(Micros, Micros)> {
+    let failovers = history.faults.iter().filter(|fault| fault.allows == Allowance::LostWrites);
+    failovers.map(|fault| (fault.from.saturating_sub(BEHIND), fault.to)).collect()
+}
+
+fn is_hit(op: &Op, failovers: &[(Micros, Micros)]) -> bool {
+    failovers.iter().any(|&(from, to)| op.end >= from && op.start <= to)
+}
+
 /// Returns a history without what failovers excuse.
 ///
 /// * A release, extend or undo that may be lost becomes an operation of unknown outcome.
@@ -17,13 +36,11 @@ const BEHIND: Micros = 1_000_000;
 /// * A guard whose extend may be lost counts as valid until its lease would have ended without.
 pub(super) fn excused(history: &History) -> History {
     let mut history = history.clone();
-    let failovers = history.faults.iter().filter(|fault| fault.allows == Allowance::LostWrites);
-    let failovers: Vec<_> =
-        failovers.map(|fault| (fault.from.saturating_sub(BEHIND), fault.to)).collect();
+    let failovers = failovers(&history);
     if failovers.is_empty() {
         return history;
     }
-    let is_hit = |op: &Op| failovers.iter().any(|&(from, to)| op.end >= from && op.start <= to);
+    let is_hit = |op: &Op| is_hit(op, &failovers);
     let mut undos = Vec::new();
     let mut lost_extends: Vec<u32> = Vec::new();
     history
@@ -63,7 +80,7 @@ pub(super) fn excused(history: &History) -> History {
 
 #[cfg(test)]
 mod tests {
-    use crate::check::{Precision, check};
+    use crate::check::{Precision, check, check_hand_overs};
     use crate::history::{Allowance, Event, FaultSpan, History, Kind, Outcome};
 
     /// A history with a failover from the third to the fifth second.
@@ -107,6 +124,20 @@ mod tests {
             op(&mut history, Kind::Release, "a", at, Outcome::Released);
             op(&mut history, Kind::Acquire, "b", 5_100, Outcome::Contended);
             assert_eq!(broken(&history), rules, "at {at}");
+        }
+    }
+
+    #[test]
+    fn a_lock_whose_release_may_be_lost_does_not_count_as_free() {
+        for (at, count) in [(4_500, 0), (1_500, 1)] {
+            let mut history = history();
+            op(&mut history, Kind::Acquire, "a", 1_000, Outcome::Granted(1));
+            op(&mut history, Kind::Release, "a", at, Outcome::Released);
+            let (name, limit) = ("lock".to_owned(), 9_000_000);
+            history.add(0, Event::Call { call: 1, at: 9_000_000, name, key: 0, limit });
+            let result = "timed out".to_owned();
+            history.add(0, Event::Return { call: 1, at: 15_000_000, result });
+            assert_eq!(check_hand_overs(&history, 5_000_000).len(), count, "at {at}");
         }
     }
 

@@ -109,9 +109,20 @@ pub fn check_hand_overs(history: &History, calm_from: Micros) -> Vec<Violation> 
     /// Until connections for notifications are open again.
     const RECONNECT: Micros = 3_000_000;
     let from = calm_from + RECONNECT;
+    let history = &excused(history);
     let mut found = rules::hand_overs(history, from);
     found.extend(rules::waits(history, from, PATIENT_KEY));
     found
+}
+
+/// Returns the lock ids whose release, undo or record the faults may have lost, by the
+/// documentation: such a lock may stay until it expires.
+#[must_use]
+pub fn ids_that_may_stay(history: &History) -> HashSet<u32> {
+    let excuses = Excuses::of(&history.faults);
+    let is_hit = |op: &&Op| excuses.cover(op.start, op.end);
+    let evicted = history.ops.iter().filter(is_hit).map(|op| op.id);
+    evicted.chain(failover::lost(history)).collect()
 }
 
 /// Returns the operations of each key that may have had an effect or tell something.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{Excuses, Precision, TOLERANCE, Violation};
-use crate::history::{Belief, Call, History, Kind, Micros, Op, Outcome, now};
+use crate::history::{Belief, Call, History, Kind, Micros, Op, Outcome};
 use crate::register::Accepted;
 
 /// How much longer than its limit a call may take.
@@ -172,7 +172,14 @@ fn beliefs(history: &History, excuses: &Excuses) -> Vec<Violation> {
 /// A write of a guard that is valid is not refused.
 fn refused_writes(history: &History, excuses: &Excuses) -> Vec<Violation> {
     let refused = history.writes.iter().filter(|write| !write.accepted && write.is_valid);
-    let refused = refused.filter(|write| !excuses.cover(write.from, write.to));
+    // A lock that ended early is noticed when its guard renews it, or not at all.
+    let mut granted: HashMap<u32, Micros> = HashMap::new();
+    for op in history.ops.iter().filter(|op| fence_of(op).is_some()) {
+        granted.entry(op.id).or_insert(op.start);
+    }
+    let refused = refused.filter(|write| {
+        !excuses.cover(granted.get(&write.id).copied().unwrap_or(write.from), write.to)
+    });
     let violation = |write: &crate::history::Write| Violation {
         rule: "I3",
         what: "the write of a valid guard was refused: a later holder had written".to_owned(),
@@ -206,11 +213,9 @@ pub fn check_register(history: &History, accepted: &[Accepted]) -> Vec<Violation
 
 /// I6: no call takes longer than its limit and a second.
 fn deadlines(history: &History) -> Vec<Violation> {
-    let now = now();
     let mut found = Vec::new();
     for call in &history.calls {
-        let process = &history.processes[call.process];
-        let end = call.end.or(process.ended).unwrap_or(now);
+        let end = call.end.unwrap_or_else(|| history.processes[call.process].known_until());
         let took = end.saturating_sub(call.start);
         if took <= call.limit + LATE {
             continue;
@@ -261,8 +266,7 @@ pub(super) fn hand_overs(history: &History, from: Micros) -> Vec<Violation> {
     let all: Vec<usize> = (0..history.processes.len()).collect();
     let waits = history.calls.iter().filter(|call| call.name == "lock" && call.start > from);
     for call in waits {
-        let process = &history.processes[call.process];
-        let end = call.end.or(process.ended).unwrap_or_else(now);
+        let end = call.end.unwrap_or_else(|| history.processes[call.process].known_until());
         let Some(ops) = ops.get(&call.key).filter(|_| end - call.start > SOON) else { continue };
         // The key was free from the last release before, unless there was a grant since.
         for release in ops.iter().filter(|op| op.outcome == Outcome::Released) {
@@ -304,8 +308,7 @@ pub(super) fn waits(history: &History, from: Micros, key: u32) -> Vec<Violation>
     let is_wait = |call: &&Call| call.name == "lock" && call.key == key && call.start > from;
     let mut found = Vec::new();
     for call in history.calls.iter().filter(is_wait) {
-        let process = &history.processes[call.process];
-        let end = call.end.or(process.ended).unwrap_or_else(now);
+        let end = call.end.unwrap_or_else(|| history.processes[call.process].known_until());
         let first = releases.partition_point(|release| *release < call.start);
         let Some(&release) = releases.get(first).filter(|release| **release < end) else {
             continue;

@@ -2,7 +2,7 @@
 
 use super::{Excuses, check, check_register, hand_overs, time_stopped, waits};
 use crate::check::{Precision, Violation};
-use crate::history::{Allowance, Event, FaultSpan, History, Kind, Outcome, now};
+use crate::history::{Allowance, Event, FaultSpan, History, Kind, Outcome};
 use crate::register::Accepted;
 
 /// A history with one process.
@@ -120,6 +120,25 @@ fn the_write_of_a_valid_guard_that_is_refused_breaks_i3() {
 }
 
 #[test]
+fn the_guard_of_a_lock_that_was_evicted_may_be_refused() {
+    for (granted, rules) in [(0, &[][..]), (20, &["I3"])] {
+        let mut history = history();
+        op(&mut history, Kind::Acquire, "a", granted, granted + 1, Outcome::Granted(3));
+        history.faults.push(FaultSpan {
+            name: "eviction".to_owned(),
+            client: None,
+            from: 5_000,
+            to: 10_000,
+            allows: Allowance::Expiry,
+        });
+        let (from, to, id) = (30_000, 30_001, "a".to_owned());
+        let (accepted, is_valid) = (false, true);
+        history.add(0, Event::Write { from, to, key: 0, id, fence: 3, accepted, is_valid });
+        assert_eq!(broken(&history), rules, "granted at {granted}");
+    }
+}
+
+#[test]
 fn two_writers_with_one_fence_break_i3() {
     let write = |id: &str, fence| Accepted { key: 0, fence, id: id.to_owned() };
     let writes = [write("a", 1), write("a", 1), write("b", 2)];
@@ -142,8 +161,15 @@ fn a_late_call_breaks_i6_unless_its_process_was_stopped() {
 #[test]
 fn a_call_that_does_not_return_breaks_i6() {
     let mut history = history();
-    let (name, limit, at) = ("lock".to_owned(), 1_000, now() - 2_000_000);
-    history.add(0, Event::Call { call: 1, at, name, key: 0, limit });
+    let (name, limit) = ("lock".to_owned(), 1_000);
+    history.add(0, Event::Call { call: 1, at: 5, name, key: 0, limit });
+    history.add(0, Event::Gap { from: 900_000, to: 1_000_000 });
+    assert!(broken(&history).is_empty(), "its end may not have been read yet");
+    history.add(0, Event::Gap { from: 2_000_000, to: 2_000_001 });
+    assert_eq!(broken(&history), ["I6"]);
+    let mut history = self::history();
+    history.add(0, Event::Call { call: 1, at: 5, name: "lock".to_owned(), key: 0, limit });
+    history.processes[0].ended = Some(2_000_000);
     assert_eq!(broken(&history), ["I6"]);
 }
 

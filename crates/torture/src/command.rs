@@ -159,7 +159,7 @@ pub async fn run(options: Options) -> Result<(), String> {
     runs.sort_by_key(|(number, _)| *number);
     let runs: Vec<Run> = runs.into_iter().map(|(_, run)| run).collect();
     if options.plants_bugs {
-        return found_bugs(again(runs, &options.out).await?);
+        return found_bugs(&again(runs, &options.out).await?);
     }
     let path = options.out.join("report.html");
     report::write(&path, &runs).map_err(|cause| format!("{}: {cause}", path.display()))?;
@@ -185,7 +185,7 @@ async fn again(mut runs: Vec<Run>, out: &Path) -> Result<Vec<Run>, String> {
 }
 
 /// Fails unless every planted bug was found.
-fn found_bugs(runs: Vec<Run>) -> Result<(), String> {
+fn found_bugs(runs: &[Run]) -> Result<(), String> {
     let missed = runs.iter().filter(|run| run.checked.violations.is_empty());
     let missed: Vec<String> = missed
         .map(|run| format!("{} {}", run.plan.deployment.name(), run.bug.map_or("", Bug::name)))

@@ -67,11 +67,15 @@ impl Configuration {
     }
 }
 
+/// The holder, and the ordered operations as in [`Configuration`].
+type Ordered = (Option<Holder>, usize, Vec<usize>);
+/// The fence, and the applied operations.
+type Used = (u64, Vec<usize>);
+
 /// The configurations that were visited.
 #[derive(Debug, Default)]
 struct Visited {
-    /// By holder and ordered operations: the fence and the applied operations.
-    known: HashMap<(Option<Holder>, usize, Vec<usize>), Vec<(u64, Vec<usize>)>>,
+    known: HashMap<Ordered, Vec<Used>>,
     count: usize,
 }
 
@@ -81,7 +85,7 @@ impl Visited {
     fn insert(&mut self, configuration: &Configuration) -> bool {
         let Configuration { state, next, ahead, applied } = configuration;
         let alike = self.known.entry((state.holder, *next, ahead.clone())).or_default();
-        let is_better = |(fence, used): &(u64, Vec<usize>)| {
+        let is_better = |(fence, used): &Used| {
             *fence <= state.fence && used.iter().all(|index| applied.binary_search(index).is_ok())
         };
         if alike.iter().any(is_better) {

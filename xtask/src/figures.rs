@@ -27,7 +27,7 @@ pub(crate) const OF_TORTURE: [Required; 11] = [
     ("torture: dropped futures", at_least(5_000)),
     ("torture: failovers", at_least(5)),
     ("torture: kill -9", at_least(30)),
-    ("torture: planted bugs found", at_least(50)),
+    ("torture: planted bugs found", at_least(65)),
     ("torture: planted bugs missed", 0..=0),
     ("torture: stale writes accepted", 0..=0),
     ("torture: violations", 0..=0),

@@ -3,6 +3,7 @@
 
 mod browser;
 mod certificates;
+mod clock;
 mod figure;
 mod firestore;
 mod fuzz;

@@ -90,6 +90,16 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(program: &Path, arguments: &[String], folder: &Path) -> Self {
+        Self::start_with(&[], program, arguments, folder)
+    }
+
+    /// Starts a server with additional environment variables.
+    pub(crate) fn start_with(
+        environment: &[(&str, &Path)],
+        program: &Path,
+        arguments: &[String],
+        folder: &Path,
+    ) -> Self {
         const WATCH: &str = r#"
             "$@" >"$0" 2>&1 </dev/null & server=$!
             echo "$server"
@@ -105,6 +115,7 @@ impl Server {
             .arg(program)
             .args(arguments)
             .current_dir(folder)
+            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::certificates::Certificates;
+use crate::clock::ServerClock;
 use crate::process::{Server, TempDir, find_program, free_port};
 
 /// Options of a Redis server.
@@ -14,6 +15,7 @@ use crate::process::{Server, TempDir, find_program, free_port};
 pub struct RedisOptions {
     arguments: Vec<String>,
     tls_port: Option<u16>,
+    has_clock: bool,
 }
 
 impl RedisOptions {
@@ -34,6 +36,13 @@ impl RedisOptions {
             .with(["--tls-ca-cert-file", &certificates.path("ca.pem")])
     }
 
+    /// Gives the server a wall clock of its own; see [`RedisServer::set_clock`].
+    #[must_use]
+    pub fn with_clock(mut self) -> Self {
+        self.has_clock = true;
+        self
+    }
+
     /// Adds command-line arguments.
     #[must_use]
     pub fn with<const N: usize>(mut self, arguments: [&str; N]) -> Self {
@@ -50,6 +59,7 @@ pub struct RedisServer {
     port: u16,
     tls_port: Option<u16>,
     folder: TempDir,
+    clock: Option<ServerClock>,
     server: Option<Server>,
 }
 
@@ -70,7 +80,8 @@ impl RedisServer {
         arguments.push(port.to_string());
         arguments.extend(options.arguments.iter().cloned());
         let (tls_port, folder) = (options.tls_port, TempDir::new());
-        let mut server = Self { program, arguments, port, tls_port, folder, server: None };
+        let clock = options.has_clock.then(|| ServerClock::new(folder.path()));
+        let mut server = Self { program, arguments, port, tls_port, folder, clock, server: None };
         server.run();
         Some(server)
     }
@@ -82,9 +93,19 @@ impl RedisServer {
         std::fs::write(&file, config).expect("writable");
         let arguments = [&file.display().to_string(), "--sentinel", "--port", &port.to_string()];
         let arguments = arguments.map(ToString::to_string).to_vec();
-        let mut server = Self { program, arguments, port, tls_port: None, folder, server: None };
+        let (tls_port, clock) = (None, None);
+        let mut server = Self { program, arguments, port, tls_port, folder, clock, server: None };
         server.run();
         Some(server)
+    }
+
+    /// Sets how many milliseconds the server's clock is ahead of the true time; behind, if negative.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server was not started [with a clock](RedisOptions::with_clock).
+    pub fn set_clock(&self, ahead_ms: i64) {
+        self.clock.as_ref().expect("started with a clock").set(ahead_ms);
     }
 
     /// Returns the port on 127.0.0.1.
@@ -165,7 +186,9 @@ impl RedisServer {
     ///
     /// Panics if the server does not start.
     pub fn run(&mut self) {
-        self.server = Some(Server::start(&self.program, &self.arguments, self.folder.path()));
+        let environment = self.clock.iter().flat_map(ServerClock::environment).collect::<Vec<_>>();
+        let (arguments, folder) = (&self.arguments, self.folder.path());
+        self.server = Some(Server::start_with(&environment, &self.program, arguments, folder));
         let started = Instant::now();
         while !self.answers() {
             let log = self.folder.path().join("server.log");

@@ -188,18 +188,21 @@ async fn work(options: &ClientOptions, orders: &Arc<Orders>, journal: &Arc<Journ
     }
     let mut tasks = Vec::new();
     for (number, locker) in lockers.iter().enumerate() {
+        let worker = || Worker {
+            locker: locker.clone(),
+            other: lockers[(number + 1) % lockers.len()].clone(),
+            journal: Arc::clone(journal),
+            register: register.clone(),
+            resource: resource.clone(),
+            orders: Arc::clone(orders),
+            is_patient: number % 2 == 1,
+        };
         for task in 0..options.tasks {
             let random = Random::of(options.seed, number as u64 * 1_000 + u64::from(task) + 1);
-            let worker = Worker {
-                locker: locker.clone(),
-                other: lockers[(number + 1) % lockers.len()].clone(),
-                journal: Arc::clone(journal),
-                register: register.clone(),
-                resource: resource.clone(),
-                orders: Arc::clone(orders),
-                is_patient: number % 2 == 1,
-            };
-            tasks.push(tokio::spawn(worker.run(random)));
+            tasks.push(tokio::spawn(worker().run(random)));
+        }
+        if worker().is_patient {
+            tasks.push(tokio::spawn(worker().pass_on()));
         }
     }
     for task in tasks {

@@ -174,8 +174,9 @@ impl Nemesis {
             (Kind::Failover, Deployment::RedisSentinel | Deployment::RedisCluster) => {
                 Allowance::LostWrites
             }
-            // A lock may be evicted. Fence counters do not expire, so they are not.
-            (Kind::Evict, _) => Allowance::Expiry,
+            // A lock may be evicted. Fence counters do not expire, so they are not. A clock that
+            // jumps ahead ends locks, and one that jumps back keeps them.
+            (Kind::Evict | Kind::JumpClock, _) => Allowance::Expiry,
             _ => Allowance::Nothing,
         };
         let mut history = self.history.get();

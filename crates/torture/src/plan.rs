@@ -111,6 +111,7 @@ impl Deployment {
                 Kind::FlushScripts,
                 Kind::OutOfMemory,
                 Kind::Evict,
+                Kind::JumpClock,
             ],
             Self::Postgres => &[Kind::KillServer, Kind::StopServer, Kind::EndSessions],
             Self::PgBouncer => &[Kind::RestartPooler, Kind::StopServer, Kind::EndSessions],
@@ -152,6 +153,8 @@ pub enum Kind {
     OutOfMemory,
     /// The server evicts locks, because its memory is limited and its policy is `volatile-random`.
     Evict,
+    /// The wall clock of the server jumps, and back again.
+    JumpClock,
     /// A client can write no files.
     FullDisk,
     /// The wall clock of a client is wrong.
@@ -179,6 +182,7 @@ impl fmt::Display for Kind {
             Self::FlushScripts => "SCRIPT FLUSH",
             Self::OutOfMemory => "out of memory",
             Self::Evict => "eviction",
+            Self::JumpClock => "clock of the server jumps",
             Self::FullDisk => "full disk",
             Self::SkewClock => "wrong clock of a client",
             Self::RestartPooler => "pooler restarted",
@@ -242,6 +246,8 @@ impl Plan {
             let amount = match kind {
                 // Within what the backend accepts, 500 ms, and with a rest for the comparison.
                 Kind::SkewClock => random.below(600),
+                // Ahead by up to four seconds, or behind by up to two.
+                Kind::JumpClock => random.below(6_000),
                 Kind::Delay => random.within(5..400),
                 _ => random.below(400),
             };

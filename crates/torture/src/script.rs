@@ -27,6 +27,9 @@ pub const COLD_KEYS: u32 = 260;
 /// behind is found.
 pub const DROP_KEYS: u32 = 12;
 
+/// The key that is passed on once when the faults are over, by lockers that rely on notifications.
+pub const BATON_KEY: u32 = HOT_KEYS + COLD_KEYS + DROP_KEYS;
+
 /// The TTL of locks on those keys.
 const LONG_TTL: Duration = Duration::from_secs(40);
 /// How long a call without a timeout of its own may take: the store's timeouts to connect and to
@@ -72,6 +75,31 @@ impl Worker {
             }
             let longest = if self.orders.is_quiet.load(Ordering::Relaxed) { 4 } else { 12 };
             tokio::time::sleep(random.millis(0..longest)).await;
+        }
+    }
+
+    /// When the faults are over and connections are open again, takes a lock that others want at
+    /// the same time, keeps it for a while, and passes it on. None of them takes it twice: if they
+    /// are not notified, it stays free.
+    pub async fn pass_on(self) {
+        /// Later than the time from which hand-overs are checked.
+        const START: Duration = Duration::from_millis(3_300);
+        while !self.orders.is_quiet.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            if self.orders.stop.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+        tokio::time::sleep(START).await;
+        let timeout = Duration::from_secs(8);
+        let call = self.journal.call("lock", BATON_KEY, timeout);
+        match self.locker.lock(key_of(BATON_KEY)).ttl(timeout).timeout(timeout).await {
+            Ok(guard) => {
+                call.returned("granted");
+                tokio::time::sleep(Duration::from_millis(400)).await;
+                drop(guard.release().await);
+            }
+            Err(error) => call.returned(error.code().as_str()),
         }
     }
 

@@ -154,6 +154,12 @@ impl Store {
                 drop(server.cli(&["CONFIG", "SET", "maxmemory", "0"]));
                 nothing
             }
+            (Servers::Redis(server), Kind::JumpClock) => {
+                server.set_clock(i64::try_from(fault.amount).unwrap_or(0) - 2_000);
+                std::thread::sleep(fault.lasts);
+                server.set_clock(0);
+                nothing
+            }
             (Servers::Redis(server), Kind::Evict) => {
                 let set = |name, value: &str| drop(server.cli(&["CONFIG", "SET", name, value]));
                 set("maxmemory-policy", "volatile-random");
@@ -214,7 +220,7 @@ impl Servers {
             Deployment::Memory => Self::Memory,
             Deployment::Sqlite => Self::Sqlite(TempDir::new()),
             Deployment::Redis => {
-                let options = RedisOptions::default().with_aof();
+                let options = RedisOptions::default().with_aof().with_clock();
                 Self::Redis(RedisServer::start(&options).expect(INSTALLED))
             }
             Deployment::RedisSentinel => {

@@ -10,9 +10,10 @@ use std::time::Duration;
 use syncguard::backend::{Clock, SystemClock};
 use syncguard::firestore::FirestoreConfig;
 use syncguard::telemetry::TracingSink;
-use syncguard::{AnyBackend, ErrorCode, FirestoreBackend, Locker, RetryPolicy, Timestamp};
+use syncguard::{AnyBackend, ErrorCode, FirestoreBackend, Jitter, Locker, RetryPolicy, Timestamp};
 
 use crate::bug::{Bug, Buggy};
+use crate::check::RECONNECT;
 use crate::history::{Event, now};
 use crate::journal::Journal;
 use crate::random::Random;
@@ -84,6 +85,8 @@ pub struct Orders {
     pub stop: AtomicBool,
     /// Whether all faults are over.
     pub is_quiet: AtomicBool,
+    /// Whether they have been over for so long that connections are open again.
+    pub is_settled: AtomicBool,
     /// How far the wall clock is off, in milliseconds.
     pub clock_off_ms: AtomicI64,
 }
@@ -106,7 +109,14 @@ fn follow_orders(orders: Arc<Orders>) {
             let Ok(line) = line else { break };
             match line.split_once(' ').unwrap_or((&line, "")) {
                 ("stop", _) => orders.stop.store(true, Ordering::SeqCst),
-                ("quiet", _) => orders.is_quiet.store(true, Ordering::SeqCst),
+                ("quiet", _) => {
+                    orders.is_quiet.store(true, Ordering::SeqCst);
+                    let orders = Arc::clone(&orders);
+                    std::thread::spawn(move || {
+                        std::thread::sleep(RECONNECT);
+                        orders.is_settled.store(true, Ordering::SeqCst);
+                    });
+                }
                 ("clock", off) => {
                     let off = off.parse().unwrap_or(0);
                     orders.clock_off_ms.store(off, Ordering::SeqCst);
@@ -180,8 +190,8 @@ async fn work(options: &ClientOptions, orders: &Arc<Orders>, journal: &Arc<Journ
         let mut builder = Locker::builder(backend).telemetry(Arc::new(TracingSink)).ttl(ttl);
         if number % 2 == 1 {
             // This one relies on notifications: it hardly polls.
-            let seldom = Duration::from_secs(6);
-            let retry = RetryPolicy::default().delay(seldom).max_delay(seldom);
+            let seldom = Duration::from_secs(20);
+            let retry = RetryPolicy::default().delay(seldom).max_delay(seldom).jitter(Jitter::None);
             builder = builder.poll_interval(seldom).retry(retry.max_retries(None));
         }
         lockers.push(builder.build().expect("valid options"));

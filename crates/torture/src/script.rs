@@ -19,7 +19,8 @@ use crate::resource::Resource;
 
 /// How many keys many tasks want at once.
 pub const HOT_KEYS: u32 = 3;
-/// The hot key that only lockers use that rely on notifications: no other polls it.
+/// The hot key that only lockers use that rely on notifications: no other polls it. They use it when
+/// the faults are over, because waiters poll for ten seconds after a subscription that failed.
 pub const PATIENT_KEY: u32 = HOT_KEYS - 1;
 /// How many other keys there are.
 pub const COLD_KEYS: u32 = 260;
@@ -82,15 +83,14 @@ impl Worker {
     /// the same time, keeps it for a while, and passes it on. None of them takes it twice: if they
     /// are not notified, it stays free.
     pub async fn pass_on(self) {
-        /// Later than the time from which hand-overs are checked.
-        const START: Duration = Duration::from_millis(3_300);
-        while !self.orders.is_quiet.load(Ordering::Relaxed) {
+        while !self.orders.is_settled.load(Ordering::Relaxed) {
             tokio::time::sleep(Duration::from_millis(10)).await;
             if self.orders.stop.load(Ordering::Relaxed) {
                 return;
             }
         }
-        tokio::time::sleep(START).await;
+        // All processes are here by then.
+        tokio::time::sleep(Duration::from_millis(300)).await;
         let timeout = Duration::from_secs(8);
         let call = self.journal.call("lock", BATON_KEY, timeout);
         match self.locker.lock(key_of(BATON_KEY)).ttl(timeout).timeout(timeout).await {
@@ -108,7 +108,7 @@ impl Worker {
         let draw = random.below(u64::from(if hot { HOT_KEYS } else { COLD_KEYS }));
         let draw = u32::try_from(draw).unwrap_or(0);
         match hot {
-            true if self.is_patient => draw,
+            true if self.is_patient && self.orders.is_settled.load(Ordering::Relaxed) => draw,
             true => draw.min(PATIENT_KEY - 1),
             false => HOT_KEYS + draw,
         }

@@ -111,7 +111,7 @@ mod tests {
     }
 
     fn broken(history: &History) -> Vec<&'static str> {
-        let found = check(history, &[], Precision { expiry: 0 }).violations;
+        let found = check(history, &[], Precision { expiry: 0, shares_releases: false }).violations;
         found.into_iter().map(|violation| violation.rule).collect()
     }
 

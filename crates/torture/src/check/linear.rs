@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use super::{Precision, TOLERANCE};
+use super::{Precision, TOLERANCE, overlap};
 use crate::history::{Kind, Micros, Op, Outcome};
 
 /// The most configurations that are visited.
@@ -283,7 +283,8 @@ impl<E: Fn(Micros, Micros) -> bool> Search<'_, E> {
                 let Some(holder) = owned else {
                     // A repeated release may report the effect of one whose answer was lost.
                     let first = self.unknown_releases.get(&op.id);
-                    return first.is_some_and(|first| *first < op.start).then_some(state);
+                    let is_repeated = first.is_some_and(|first| *first < op.start);
+                    return (is_repeated || self.is_shared(op)).then_some(state);
                 };
                 self.may_be_alive(holder, op).then_some(without_holder)
             }
@@ -293,6 +294,15 @@ impl<E: Fn(Micros, Micros) -> bool> Search<'_, E> {
             }
             _ => Some(state),
         }
+    }
+
+    /// Returns whether a release may report the effect of another one.
+    fn is_shared(&self, op: &Op) -> bool {
+        let is_other = |other: &&Op| {
+            other.id == op.id && other.outcome == Outcome::Released && !std::ptr::eq(*other, op)
+        };
+        let mut others = self.all.iter().filter(is_other);
+        self.precision.shares_releases && others.any(|other| overlap(other, op))
     }
 
     /// Returns the state after an acquire whose grant its caller did not see, if it is possible.
@@ -337,7 +347,7 @@ mod tests {
     }
 
     fn verdict(ops: &[Op]) -> Verdict {
-        linearize(ops, Precision { expiry: 0 }, |_, _| false)
+        linearize(ops, Precision { expiry: 0, shares_releases: false }, |_, _| false)
     }
 
     fn is_linearizable(ops: &[Op]) -> bool {
@@ -473,6 +483,19 @@ mod tests {
         let all = [granted.clone(), lost, taken.clone(), repeated.clone()];
         assert!(is_linearizable(&all));
         assert!(!is_linearizable(&[granted, taken, repeated]));
+    }
+
+    #[test]
+    fn a_release_reports_the_effect_of_another_at_the_same_time_only_if_the_store_shares_them() {
+        let granted = op(Kind::Acquire, 1, 0, 10, Outcome::Granted(1));
+        let released = |from| op(Kind::Release, 1, from, from + 10, Outcome::Released);
+        for (second, shares_releases, verdict) in
+            [(25, true, true), (25, false, false), (31, true, false)]
+        {
+            let ops = [granted.clone(), released(20), released(second)];
+            let found = linearize(&ops, Precision { expiry: 0, shares_releases }, |_, _| false);
+            assert_eq!(found == Verdict::Linearizable, verdict, "{second} {shares_releases}");
+        }
     }
 
     /// A store with a random schedule of many clients, and the history that they see.

@@ -5,32 +5,44 @@ mod linear;
 mod rules;
 
 use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
 
 use failover::excused;
 pub use linear::{Verdict, linearize};
 pub use rules::check_register;
 
-use crate::history::{Allowance, FaultSpan, History, Micros, Op, Outcome};
+use crate::history::{Allowance, FaultSpan, History, Micros, Op, Outcome, micros};
 use crate::register::Accepted;
 use crate::script::PATIENT_KEY;
 
 const LINEARIZABILITY: &str = "linearizability";
 
+/// How long after the last fault connections for notifications are open again.
+pub const RECONNECT: Duration = Duration::from_secs(3);
+
 /// How long a lock stays live after its expiry.
 const TOLERANCE: Micros = 1_000_000;
 
-/// How exactly the times of a store are known.
+/// How exactly it is known when a store did something, and which release did it.
 #[derive(Clone, Copy, Debug)]
 pub struct Precision {
     /// How much earlier or later than its TTL says a lock may end: rounding to milliseconds, and
     /// for a store without a clock of its own, the difference between the clients' clocks.
     pub expiry: Micros,
+    /// Whether a release whose answer was lost reports success when the lock is gone, although
+    /// another release of the same id, at the same time, may have done it.
+    pub shares_releases: bool,
 }
 
 impl Default for Precision {
     fn default() -> Self {
-        Self { expiry: 30_000 }
+        Self { expiry: 30_000, shares_releases: false }
     }
+}
+
+/// Returns whether two operations overlap.
+fn overlap(one: &Op, other: &Op) -> bool {
+    one.start <= other.end && other.start <= one.end
 }
 
 /// A broken promise.
@@ -106,9 +118,7 @@ pub fn check(history: &History, accepted: &[Accepted], precision: Precision) -> 
 /// that those who rely on notifications get them.
 #[must_use]
 pub fn check_hand_overs(history: &History, calm_from: Micros) -> Vec<Violation> {
-    /// Until connections for notifications are open again.
-    const RECONNECT: Micros = 3_000_000;
-    let from = calm_from + RECONNECT;
+    let from = calm_from + micros(RECONNECT);
     let history = &excused(history);
     let mut found = rules::hand_overs(history, from);
     found.extend(rules::waits(history, from, PATIENT_KEY));

@@ -22,7 +22,7 @@ fn op(history: &mut History, kind: Kind, id: &str, from: u64, to: u64, outcome: 
 
 fn broken(history: &History) -> Vec<&'static str> {
     let excuses = Excuses::of(&history.faults);
-    let found = check(history, &excuses, Precision { expiry: 0 });
+    let found = check(history, &excuses, Precision { expiry: 0, shares_releases: false });
     found.into_iter().map(|violation: Violation| violation.rule).collect()
 }
 
@@ -84,6 +84,19 @@ fn two_releases_break_i4() {
     op(&mut history, Kind::Release, "a", 20, 30, Outcome::Released);
     op(&mut history, Kind::Release, "a", 40, 50, Outcome::Released);
     assert_eq!(broken(&history), ["I4"]);
+}
+
+#[test]
+fn two_releases_at_the_same_time_break_i4_unless_the_store_shares_them() {
+    let mut history = history();
+    op(&mut history, Kind::Acquire, "a", 0, 10, Outcome::Granted(1));
+    op(&mut history, Kind::Release, "a", 20, 30, Outcome::Released);
+    op(&mut history, Kind::Release, "a", 25, 35, Outcome::Released);
+    assert_eq!(broken(&history), ["I4"]);
+    let precision = Precision { expiry: 0, shares_releases: true };
+    assert!(check(&history, &Excuses::default(), precision).is_empty());
+    op(&mut history, Kind::Release, "a", 36, 40, Outcome::Released);
+    assert_eq!(check(&history, &Excuses::default(), precision).len(), 1);
 }
 
 #[test]

@@ -18,7 +18,7 @@ enum Servers {
     Memory,
     Sqlite(TempDir),
     Redis(RedisServer),
-    RedisSentinel(RedisSentinel),
+    RedisSentinel(Box<RedisSentinel>),
     RedisCluster(RedisCluster),
     Postgres(PostgresServer),
     PgBouncer(PostgresServer, PgBouncer),
@@ -226,7 +226,7 @@ impl Servers {
             Deployment::RedisSentinel => {
                 let sentinel = RedisSentinel::start().expect(INSTALLED);
                 sentinel.disable_automatic_failover();
-                Self::RedisSentinel(sentinel)
+                Self::RedisSentinel(Box::new(sentinel))
             }
             Deployment::RedisCluster => {
                 let cluster = RedisCluster::start(1).expect(INSTALLED);

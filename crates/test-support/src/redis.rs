@@ -99,7 +99,8 @@ impl RedisServer {
         Some(server)
     }
 
-    /// Sets how many milliseconds the server's clock is ahead of the true time; behind, if negative.
+    /// Sets how many milliseconds the server's clock is ahead of the true time; behind, if
+    /// negative.
     ///
     /// # Panics
     ///

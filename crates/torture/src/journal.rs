@@ -30,8 +30,8 @@ pub fn number_of(key: &Key) -> u32 {
     number.and_then(|number| number.parse().ok()).unwrap_or(u32::MAX)
 }
 
-/// Reports times at which this process did not run, from a thread of its own: because it was stopped,
-/// or because the machine was busy. Ends when the callback returns `false`.
+/// Reports times at which this process did not run, from a thread of its own: because it was
+/// stopped, or because the machine was busy. Ends when the callback returns `false`.
 pub fn watch_gaps(mut report: impl FnMut(Micros, Micros) -> bool + Send + 'static) {
     const INTERVAL: Duration = Duration::from_millis(20);
     /// Less than any limit that is checked, by far.

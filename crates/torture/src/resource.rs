@@ -1,5 +1,5 @@
-//! A fenced resource in the store under test: keys of Redis, rows of PostgreSQL. Both keep the order
-//! in which writes were accepted. Unlike the register, it suffers the faults of the store.
+//! A fenced resource in the store under test: keys of Redis, rows of PostgreSQL. Both keep the
+//! order in which writes were accepted. Unlike the register, it suffers the faults of the store.
 
 use std::time::Duration;
 

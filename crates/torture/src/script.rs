@@ -19,8 +19,8 @@ use crate::resource::Resource;
 
 /// How many keys many tasks want at once.
 pub const HOT_KEYS: u32 = 3;
-/// The hot key that only lockers use that rely on notifications: no other polls it. They use it when
-/// the faults are over, because waiters poll for ten seconds after a subscription that failed.
+/// The hot key that only lockers use that rely on notifications: no other polls it. They use it
+/// when the faults are over, because waiters poll for ten seconds after a subscription that failed.
 pub const PATIENT_KEY: u32 = HOT_KEYS - 1;
 /// How many other keys there are.
 pub const COLD_KEYS: u32 = 260;

@@ -61,7 +61,8 @@ impl LockId {
         bytes[14] = bytes[14] & !HIGH_BITS | high & HIGH_BITS;
         bytes[15] = low;
         let mut id = Self::of_bytes(bytes);
-        // In this alphabet, the characters of 0, 16, 32 and 48 are before those of 1, 17, 33 and 49.
+        // In this alphabet, the characters of 0, 16, 32 and 48 are before those of 1, 17, 33 and
+        // 49.
         id.0[Self::LENGTH - 1] += 1;
         Ok(id)
     }

@@ -1,8 +1,9 @@
 //! Operations that travel together ([ADR 057](../../../../docs/adr/057-batches.md)).
 //!
 //! While a batch of one kind is on its way, operations of that kind that arrive gather, and go with
-//! the next batch. An operation that finds none on its way is sent at once, by its caller. What has gathered is sent by a task, so that no caller depends on the others being
-//! polled. No timer delays an operation.
+//! the next batch. An operation that finds none on its way is sent at once, by its caller. What has
+//! gathered is sent by a task, so that no caller depends on the others being polled. No timer
+//! delays an operation.
 
 use std::cell::Cell;
 use std::collections::{HashSet, VecDeque};

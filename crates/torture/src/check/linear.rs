@@ -2,8 +2,9 @@
 //! time, gives exactly these outcomes.
 //!
 //! The search is that of Wing, Gong and Lowe with a memo of visited configurations. An operation of
-//! unknown outcome may take effect at any time after its begin, or never. An acquire that was undone
-//! is two operations: one of unknown outcome, and the undo, after which it takes effect no more.
+//! unknown outcome may take effect at any time after its begin, or never. An acquire that was
+//! undone is two operations: one of unknown outcome, and the undo, after which it takes effect no
+//! more.
 
 use std::collections::HashMap;
 

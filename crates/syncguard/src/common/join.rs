@@ -1,8 +1,20 @@
 //! Waits for several futures at once.
 
+use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
+
+thread_local! {
+    static IS_TOGETHER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the caller is one of several futures that are waited for at once, so that what it sends
+/// can travel with what the others send.
+#[cfg(feature = "_listener")]
+pub(crate) fn is_together() -> bool {
+    IS_TOGETHER.get()
+}
 
 /// Waits for all futures and returns their outputs in order.
 pub(crate) async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
@@ -14,6 +26,7 @@ pub(crate) async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) ->
         futures.into_iter().map(|future| Some(Progress::Pending(Box::pin(future)))).collect();
     poll_fn(|context| {
         let mut is_pending = false;
+        let _restore = Restore(IS_TOGETHER.replace(true));
         for progress in &mut all {
             if let Some(Progress::Pending(future)) = progress {
                 match future.as_mut().poll(context) {
@@ -30,6 +43,15 @@ pub(crate) async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) ->
         _ => None,
     };
     all.into_iter().filter_map(output).collect()
+}
+
+/// Restores whether the caller is one of several, even after a panic.
+struct Restore(bool);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        IS_TOGETHER.set(self.0);
+    }
 }
 
 /// Waits for the first of several futures and drops the others. Without futures it never completes.

@@ -5,9 +5,7 @@
 //! gathered is sent by a task, so that no caller depends on the others being polled. No timer
 //! delays an operation.
 
-use std::cell::Cell;
 use std::collections::{HashSet, VecDeque};
-use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::pin;
 use std::sync::{Arc, PoisonError};
@@ -19,28 +17,12 @@ use tokio::time::timeout;
 
 use super::BoxFuture;
 use crate::common::error::{Error, ErrorCode, Result};
+use crate::common::join::is_together;
 use crate::common::sync::{Mutex, MutexGuard};
 
 /// How long a batch keeps the next one waiting. After that, what has gathered is sent without it,
 /// so that a connection that no longer answers, or one slow operation, delays no other.
 const OVERDUE: Duration = Duration::from_millis(50);
-
-thread_local! {
-    /// Whether the operation that is being started is one of several; see [`together`].
-    static IS_TOGETHER: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Polls a future that starts several operations at once. They go in one batch where batches exist.
-pub(crate) async fn together<F: Future>(operations: F) -> F::Output {
-    let mut operations = pin!(operations);
-    poll_fn(|context| {
-        let outer = IS_TOGETHER.replace(true);
-        let polled = operations.as_mut().poll(context);
-        IS_TOGETHER.set(outer);
-        polled
-    })
-    .await
-}
 
 /// One operation of a batch.
 pub(crate) trait Batched: Send + 'static {
@@ -149,7 +131,7 @@ impl<O: Batched> Batcher<O> {
     where
         Sending: Future<Output = Vec<Result<O::Answer>>> + Send + 'static,
     {
-        match self.queue.join(operation, IS_TOGETHER.get()) {
+        match self.queue.join(operation, is_together()) {
             Joined::Alone(operation, departure) => {
                 let (answers, _departure) = answers(send(vec![operation]), departure).await;
                 answers.into_iter().next().unwrap_or_else(|| Err(abandoned()))
@@ -460,7 +442,7 @@ mod tests {
         let server = Server::new(64);
         server.permits.add_permits(2);
         let calls = || join_all((1..=4).map(|number| Arc::clone(&server).call(number)));
-        drop(together(calls()).await);
+        drop(calls().await);
         assert_eq!(server.sent(), [vec![1, 2, 3, 4]]);
     }
 

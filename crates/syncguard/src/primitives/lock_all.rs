@@ -14,7 +14,6 @@ use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::join::join_all;
 use crate::common::key::Key;
 use crate::common::ttl::Ttl;
-use crate::contract::batch::together;
 use crate::contract::{BoxFuture, LockBackend};
 use crate::lock::clock::LocalInstant;
 use crate::lock::guard::LockGuard;
@@ -145,7 +144,7 @@ impl<B: LockBackend> LockAllRequest<B> {
     /// they get are released.
     pub async fn try_now(self) -> Result<Option<MultiGuard<B>>> {
         let (locker, keys) = self.begin()?;
-        let tried = together(join_all(keys.iter().map(|key| locker.try_lock(key)))).await;
+        let tried = join_all(keys.iter().map(|key| locker.try_lock(key))).await;
         let (mut taken, mut refusal) = (Vec::new(), None);
         for attempt in tried {
             match attempt {
@@ -266,14 +265,14 @@ impl<B: LockBackend> Taking<'_, B> {
         // to be given back. That task also goes first.
         let wanted = rest.iter().position(|key| self.locker.is_wanted_here(key));
         let asked = &rest[..wanted.unwrap_or(rest.len())];
-        let tried = together(join_all(asked.iter().map(|key| {
+        let tried = join_all(asked.iter().map(|key| {
             let request = self.locker.lock(key);
             match self.left() {
                 Some(left) => request.timeout(left),
                 None => request,
             }
             .try_now()
-        })));
+        }));
         let (mut surplus, mut is_next, mut refusal) = (Vec::new(), true, None);
         for attempt in tried.await {
             match attempt {

@@ -13,7 +13,6 @@ use crate::common::key::Key;
 use crate::common::lost_reason::LostReason;
 use crate::common::ttl::Ttl;
 use crate::contract::LockBackend;
-use crate::contract::batch::together;
 use crate::contract::outcome::{ExtendOutcome, ReleaseOutcome};
 use crate::lock::guard::{LockGuard, LockHandle};
 
@@ -151,7 +150,7 @@ impl<B: LockBackend> MultiGuard<B> {
     /// If dropped before it completes, the releases continue in the background.
     pub async fn release(&self) -> Result<ReleaseOutcome> {
         let mut released = ReleaseOutcome::Released;
-        for outcome in together(join_all(self.guards.iter().map(LockGuard::release))).await {
+        for outcome in join_all(self.guards.iter().map(LockGuard::release)).await {
             if let lost @ ReleaseOutcome::NotHeld(_) = outcome? {
                 released = lost;
             }

@@ -5,10 +5,10 @@ use std::fs;
 use crate::shell::{Outcome, cargo, root, step};
 use crate::{report, tools};
 
-/// The benchmarks, by file name: the backends, the command (`cli`), fence counters, and what is
-/// made of several locks.
-const BACKENDS: [&str; 8] =
-    ["cli", "fences", "firestore", "memory", "postgres", "primitives", "redis", "sqlite"];
+/// The benchmarks, by file name: the backends, the command (`cli`), fence counters, how cost grows
+/// with the number of locks and waiters, and what is made of several locks.
+const BACKENDS: [&str; 9] =
+    ["cli", "fences", "firestore", "growth", "memory", "postgres", "primitives", "redis", "sqlite"];
 
 /// Runs the benchmarks and collects their results.
 pub(crate) fn run(backends: &[String]) -> Outcome {

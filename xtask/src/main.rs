@@ -29,6 +29,7 @@ usage: cargo xtask COMMAND
                      name contains a TEXT
 
 backends: firestore, memory, postgres, redis, sqlite
+other benchmarks: cli, fences, growth, primitives
 ";
 
 fn main() -> ExitCode {

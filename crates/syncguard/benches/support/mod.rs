@@ -41,7 +41,16 @@ impl Demand {
 pub(crate) struct Report {
     figures: Vec<Figure>,
     histograms: Vec<Histogram>,
+    curves: Vec<Curve>,
     section: &'static str,
+}
+
+/// How a value grows with a number.
+struct Curve {
+    section: &'static str,
+    name: String,
+    unit: &'static str,
+    points: Vec<(f64, f64)>,
 }
 
 /// How often each of a range of values was measured.
@@ -78,6 +87,34 @@ impl Report {
         self.section = section;
     }
 
+    /// Adds how a value grows with a number, of which there are at least two points, and demands
+    /// that it grows no faster than `n log n`: from the first point to the last, and at most by
+    /// twice as much, because single measurements vary.
+    ///
+    /// If the value is that of one of `n` operations, pass `per_operation`: it then grows no faster
+    /// than `log n`.
+    pub(crate) fn growth(
+        &mut self,
+        name: &str,
+        unit: &'static str,
+        points: &[(f64, f64)],
+        per_operation: bool,
+    ) {
+        let ((fewest, start), (most, end)) = (points[0], points[points.len() - 1]);
+        let count = if per_operation { 1.0 } else { most / fewest };
+        let allowed = 2.0 * count * most.ln() / fewest.ln();
+        for (number, value) in points {
+            self.info(format!("{name}, {number}"), *value, unit);
+        }
+        // Below this, a value is not distinguished from nothing.
+        let start = start.max(1e-3);
+        let (ratio, name) = (end / start / allowed, name.to_owned());
+        let bound = if per_operation { "2 log n" } else { "2 n log n" };
+        self.check(format!("{name}: growth / {bound}"), ratio, "", Demand::AtMost(1.0));
+        let (section, points) = (self.section, points.to_vec());
+        self.curves.push(Curve { section, name, unit, points });
+    }
+
     /// Adds the distribution of many values, in ranges of which each is twice as wide as the last.
     pub(crate) fn histogram(
         &mut self,
@@ -103,8 +140,13 @@ impl Report {
         let mut json = String::new();
         let mut all_met = true;
         println!("\n{backend}");
+        let mut shown_section = "";
         for figure in &self.figures {
             let Figure { section, name, value, unit, demand } = figure;
+            if *section != shown_section {
+                println!(" {section}");
+                shown_section = section;
+            }
             let mut shown_demand = String::new();
             let (text, met) = match demand {
                 None => (String::new(), true),
@@ -138,6 +180,17 @@ impl Report {
                 json,
                 ",\n  {{\"backend\":\"{backend}\",\"section\":\"{section}\",\
                  \"name\":\"{name}\",\"unit\":\"{unit}\",\"histogram\":[{counts}]}}"
+            )
+            .expect("writing to a string");
+        }
+        for Curve { section, name, unit, points } in &self.curves {
+            let points: Vec<String> =
+                points.iter().map(|(number, value)| format!("[{number},{value}]")).collect();
+            let points = points.join(",");
+            write!(
+                json,
+                ",\n  {{\"backend\":\"{backend}\",\"section\":\"{section}\",\
+                 \"name\":\"{name}\",\"unit\":\"{unit}\",\"curve\":[{points}]}}"
             )
             .expect("writing to a string");
         }

@@ -317,7 +317,8 @@ pub(super) enum ConnectionSource {
     External(SharedConnection),
 }
 
-const OPTIONS: &str = "prefix, shards, connect_timeout_ms, response_timeout_ms, cleanup_in_is_locked, \
+const OPTIONS: &str = "prefix, shards, connect_timeout_ms, response_timeout_ms, \
+                       cleanup_in_is_locked, \
                        fences, fence_expiry_ms, tls_ca, tls_cert, tls_key, wait_for_replicas, \
                        wait_for_replicas_ms, sentinel_user, sentinel_password";
 

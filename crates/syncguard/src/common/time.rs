@@ -102,6 +102,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_timestamp_is_a_system_time_and_shows_its_milliseconds() {
+        let timestamp = Timestamp::from_millis(1_500);
+        let time = SystemTime::from(timestamp);
+        assert_eq!(time, SystemTime::UNIX_EPOCH + Duration::from_millis(1_500));
+        assert_eq!(Timestamp::from(time), timestamp);
+        assert_eq!(format!("{timestamp:?}"), "1500 ms");
+    }
+
+    #[test]
     fn dead_in_ends_exactly_when_the_lock_is_dead() {
         let expires_at = Timestamp::from_millis(10_000);
         for now_ms in [0, 9_999, 10_000, 10_999, 11_000, 50_000] {

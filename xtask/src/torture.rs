@@ -75,7 +75,7 @@ pub(crate) fn briefly(path: &OsStr, figures: &Path) -> Outcome {
     let jobs = ["--jobs", "4"].map(str::to_owned);
     let mut run = torture(path, &[&stores[..], &jobs[..]].concat());
     step("torture", run.env(figures::VARIABLE, figures))?;
-    let bugs = ["bugs", "--jobs", "4"].map(str::to_owned);
+    let bugs = ["bugs", "--jobs", "5"].map(str::to_owned);
     let mut run = torture(path, &bugs);
     step("torture with planted bugs", run.env(figures::VARIABLE, figures))
 }

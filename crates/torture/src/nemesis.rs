@@ -78,6 +78,7 @@ impl Nemesis {
             plan,
         };
         nemesis.history.watch_lags();
+        nemesis.history.watch_clock();
         for client in 0..clients {
             *nemesis.clients[client].lock().await = Some(nemesis.start_client(client)?);
         }

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::client::ClientOptions;
-use crate::history::{Event, History, now};
+use crate::history::{Allowance, Event, FaultSpan, History, now};
 use crate::journal::watch_gaps;
 
 /// The history, to which the processes add while the checker reads.
@@ -24,6 +25,34 @@ impl SharedHistory {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes when the wall clock of this machine jumps, until the history is dropped: then locks end
+    /// early or late, and nothing in the run is to blame.
+    pub fn watch_clock(&self) {
+        const INTERVAL: Duration = Duration::from_millis(50);
+        /// Less than how exactly the end of a lock is known.
+        const JUMP: i64 = 15_000;
+        let history = Arc::downgrade(&self.0);
+        std::thread::spawn(move || {
+            let mut last = (now(), wall_clock_ahead());
+            loop {
+                std::thread::sleep(INTERVAL);
+                let next = (now(), wall_clock_ahead());
+                let Some(history) = history.upgrade() else { return };
+                if (next.1 - last.1).abs() > JUMP {
+                    let mut history = history.lock().unwrap_or_else(PoisonError::into_inner);
+                    history.faults.push(FaultSpan {
+                        name: "clock of this machine jumps".to_owned(),
+                        client: None,
+                        from: last.0,
+                        to: next.0,
+                        allows: Allowance::Expiry,
+                    });
+                }
+                last = next;
+            }
+        });
+    }
+
     /// Notes when this process does not run, until the history is dropped.
     pub fn watch_lags(&self) {
         let history = Arc::downgrade(&self.0);
@@ -33,6 +62,18 @@ impl SharedHistory {
             true
         });
     }
+}
+
+/// Returns how far the wall clock is ahead of the clock of the history, in microseconds. The system
+/// may suspend this thread between the two, so it takes the closest of several readings.
+fn wall_clock_ahead() -> i64 {
+    let read = || {
+        let before = now();
+        let wall = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
+        let took = now() - before;
+        (took, i64::try_from(wall).unwrap_or(0) - i64::try_from(before).unwrap_or(0))
+    };
+    std::iter::repeat_with(read).take(5).min().map_or(0, |(_, ahead)| ahead)
 }
 
 /// A client process.

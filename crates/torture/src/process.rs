@@ -25,8 +25,8 @@ impl SharedHistory {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes when the wall clock of this machine jumps, until the history is dropped: then locks end
-    /// early or late, and nothing in the run is to blame.
+    /// Notes when the wall clock of this machine jumps, until the history is dropped: then locks
+    /// end early or late, and nothing in the run is to blame.
     pub fn watch_clock(&self) {
         const INTERVAL: Duration = Duration::from_millis(50);
         /// Less than how exactly the end of a lock is known.

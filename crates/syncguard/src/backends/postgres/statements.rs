@@ -236,11 +236,12 @@ impl Statements {
 
     /// Returns all statements, in the order in which a connection keeps them. The last ones need
     /// the column `holder`.
-    pub(super) fn all(&self) -> [&Sql; 16] {
+    pub(super) fn all(&self) -> [&Sql; 18] {
         [
             &self.lock_key,
             &self.acquire,
             &self.acquire_many,
+            &self.acquire_any,
             &self.release,
             &self.release_many,
             &self.lock_key_by_id,
@@ -254,11 +255,12 @@ impl Statements {
             &self.notify,
             &self.acquire_with_holder,
             &self.acquire_many_with_holder,
+            &self.acquire_any_with_holder,
         ]
     }
 
     /// How many of [`all`](Self::all) need the column `holder`.
-    pub(super) const WITH_HOLDER: usize = 2;
+    pub(super) const WITH_HOLDER: usize = 3;
 }
 
 #[cfg(test)]

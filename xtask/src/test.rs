@@ -88,14 +88,12 @@ fn everything() -> Outcome {
         let mut run = Command::new(target().join("debug/examples").join(&example));
         step(&format!("example {example}"), run.current_dir(root()))?;
     }
-    // The tests have built the program.
-    torture::briefly(&path, &figures)?;
     release::packages()?;
     // The check for advisories is left out, because not every machine can download the database.
     let mut deny = Command::new(tools::from_crates_io("cargo-deny", "0.20.2", "dev")?);
     deny.current_dir(root()).args(["check", "licenses", "bans", "sources"]);
     step("licenses, bans and sources of the dependencies", &mut deny)?;
-    figures::print(&figures, &[&figures::OF_TESTS, &figures::OF_TORTURE])
+    figures::print(&figures, &[&figures::OF_TESTS])
 }
 
 fn examples() -> Outcome<Vec<String>> {

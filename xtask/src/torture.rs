@@ -69,7 +69,7 @@ pub(crate) fn soak() -> Outcome {
 }
 
 /// Tortures all stores briefly, and then with planted bugs. The program is built.
-pub(crate) fn briefly(path: &OsStr, figures: &Path) -> Outcome {
+fn briefly(path: &OsStr, figures: &Path) -> Outcome {
     let stores = BRIEFLY.map(str::to_owned);
     // They wait more than they work.
     let jobs = ["--jobs", "4"].map(str::to_owned);

@@ -193,7 +193,12 @@ impl PostgresBackend {
     async fn read_findings(&self) -> Result<Vec<Finding>> {
         let Names { locks, fences, .. } = &self.shared.names;
         let tables = [locks.quoted(), fences.quoted()];
-        admin::ask(&self.shared.pool, &tables, self.shared.fences).await
+        let ask = || admin::ask(&self.shared.pool, &tables, self.shared.fences);
+        match ask().await {
+            // As in `find`.
+            Err(error) if error::is_lost(&error) => ask().await,
+            findings => findings,
+        }
     }
 
     /// Runs one statement.

@@ -115,12 +115,7 @@ async fn permits(report: &mut Report, store: &str, url: &str) {
     report.info(format!("{store}: one lock, 16 tasks, held 1 ms"), single, "hand-overs/s");
     report.info(format!("{store}: semaphore of 4, 16 tasks, held 1 ms"), several, "hand-overs/s");
     let (name, ratio) = (format!("{store}: semaphore of 4 to one lock"), several / single);
-    if store == "redis" {
-        report.check(name, ratio, "times", Demand::AtLeast(3.0));
-    } else {
-        // Every hand-over of every permit waits for the same disk.
-        report.info(name, ratio, "times");
-    }
+    report.check(name, ratio, "times", Demand::AtLeast(3.0));
 }
 
 /// Returns how often per second one of `permits` permits changes hands; 1 is an ordinary lock.

@@ -28,7 +28,7 @@ impl Admin for PostgresBackend {
         Box::pin(async move {
             let values = [Value::Text(after)];
             let step: Step<'_> = (&self.shared.statements.list, &values);
-            let rows = self.run(Urgency::Ordinary, step).await;
+            let rows = self.read(Urgency::Ordinary, step).await;
             let rows = rows.map_err(|error| named(error, "list"))?;
             let next = match rows.last() {
                 Some(row) if rows.len() == PAGE => Some(Cursor::new(column::<&str>(row, 7)?)),

@@ -195,7 +195,7 @@ impl PostgresBackend {
         let tables = [locks.quoted(), fences.quoted()];
         let ask = || admin::ask(&self.shared.pool, &tables, self.shared.fences);
         match ask().await {
-            // As in `find`.
+            // As in `read`.
             Err(error) if error::is_lost(&error) => ask().await,
             findings => findings,
         }
@@ -207,6 +207,15 @@ impl PostgresBackend {
         Ok(rows)
     }
 
+    /// Runs one statement that only reads. It is repeated once if the connection was closed while it
+    /// was idle, by a pooler for example.
+    async fn read(&self, urgency: Urgency, step: Step<'_>) -> Result<Vec<Row>> {
+        match self.run(urgency, step).await {
+            Err(error) if error::is_lost(&error) => self.run(urgency, step).await,
+            rows => rows,
+        }
+    }
+
     /// Returns the lock that a statement finds, dead or alive, and the server's time.
     async fn find(
         &self,
@@ -215,12 +224,7 @@ impl PostgresBackend {
         parameter: &str,
     ) -> Result<Option<(StoredLock, Timestamp)>> {
         let values = [Value::Text(parameter)];
-        let rows = match self.run(urgency, (sql, &values)).await {
-            // The connection was closed while it was idle, by a pooler for example. Reading again
-            // is harmless.
-            Err(error) if error::is_lost(&error) => self.run(urgency, (sql, &values)).await?,
-            rows => rows?,
-        };
+        let rows = self.read(urgency, (sql, &values)).await?;
         rows.first().map(stored).transpose()
     }
 

@@ -201,12 +201,9 @@ async fn cancel_after<T: Debug>(
 ) -> bool {
     let token = CancellationToken::new();
     let mut work = pin!(cancellable(&token, operation));
-    match poll_up_to(work.as_mut(), polls).await {
-        Some(Ok(_)) => return true,
-        // A pooler may close connections. The next round tries again.
-        Some(Err(error)) if error.is_retryable() => return false,
-        Some(Err(error)) => panic!("{name}: {error:?}"),
-        None => {}
+    if let Some(answer) = poll_up_to(work.as_mut(), polls).await {
+        answer.unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        return true;
     }
     token.cancel();
     let answer = tokio::time::timeout(Duration::from_secs(5), work).await;

@@ -207,8 +207,8 @@ impl PostgresBackend {
         Ok(rows)
     }
 
-    /// Runs one statement that only reads. It is repeated once if the connection was closed while it
-    /// was idle, by a pooler for example.
+    /// Runs one statement that only reads. It is repeated once if its connection was closed while
+    /// it was idle, by a pooler for example.
     async fn read(&self, urgency: Urgency, step: Step<'_>) -> Result<Vec<Row>> {
         match self.run(urgency, step).await {
             Err(error) if error::is_lost(&error) => self.run(urgency, step).await,

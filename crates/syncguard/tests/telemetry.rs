@@ -10,6 +10,8 @@ use syncguard::backend::{
     ManualClock, ReleaseRequest, StoredLock, TimeAuthority,
 };
 use syncguard::memory::MemoryConfig;
+use syncguard::primitives::slot_key;
+use syncguard::telemetry::Operation::Acquire;
 use syncguard::telemetry::{
     EngineEvent, EngineEventKind, Event, EventSink, LockEvent, QueuedSink, TelemetryLayer,
     WaitOutcome,
@@ -316,6 +318,23 @@ async fn calls_through_guards_and_engine_events_are_reported() {
         assert_eq!((event.backend, event.label.as_deref()), ("memory", Some("nightly")));
         assert_eq!((event.key_hash, event.key.as_ref()), (hash, None), "no sink asked for keys");
     }
+}
+
+#[tokio::test]
+async fn a_permit_is_reported_with_the_key_of_its_slot() {
+    let sink = Arc::new(Collector::default());
+    let builder = Locker::builder(MemoryBackend::new()).telemetry(Arc::<Collector>::clone(&sink));
+    let semaphore = builder.build().expect("in a runtime").semaphore("gpu", 4).expect("valid");
+    let mut permits = Vec::new();
+    for _ in 0..4 {
+        permits.push(semaphore.acquire().await.expect("free"));
+    }
+    let operations = sink.operations.lock().expect("no panic").clone();
+    let granted = operations.iter().filter(|event| event.ok && event.operation == Acquire);
+    let granted: Vec<_> = granted.map(|event| event.key_hash).collect();
+    let name = Key::new("gpu").expect("valid");
+    let slots = permits.iter().map(|permit| slot_key(&name, permit.slot()).expect("valid"));
+    assert_eq!(granted, slots.map(|slot| Some(slot.hash_id())).collect::<Vec<_>>());
 }
 
 #[tokio::test(start_paused = true)]

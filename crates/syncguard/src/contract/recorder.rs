@@ -106,14 +106,23 @@ impl Recorder {
         backend: &B,
         request: &AcquireAnyRequest,
     ) -> Result<AcquireAnyOutcome<B::Fencing>> {
-        let subject = Subject { key: request.keys().first(), lock_id: None };
+        let call = backend.acquire_any(request);
+        if self.is_off() {
+            return call.await;
+        }
         let judge = |outcome: &AcquireAnyOutcome<B::Fencing>| match outcome {
             AcquireAnyOutcome::Acquired { .. } => (true, None),
             AcquireAnyOutcome::Contended { .. } => (false, Some(Reason::Locked)),
         };
-        let granted = Some(request.first().lock_id());
-        let call = backend.acquire_any(request);
-        self.record(backend, Operation::Acquire, subject, call, judge, granted).await
+        let (result, event) = observe(backend, Operation::Acquire, call, judge).await;
+        let subject = match &result {
+            Ok(AcquireAnyOutcome::Acquired { key, .. }) => {
+                Subject { key: Some(key), lock_id: Some(request.first().lock_id()) }
+            }
+            _ => Subject { key: request.keys().first(), lock_id: None },
+        };
+        self.send(event, subject);
+        result
     }
 
     pub(crate) async fn release<B: LockBackend>(
@@ -190,16 +199,8 @@ impl Recorder {
         if self.is_off() {
             return call.await;
         }
-        let started = Instant::now();
-        let result = call.await;
-        let (ok, reason) = match &result {
-            Ok(value) => judge(value),
-            Err(error) => (false, Some(Reason::Error(error.code()))),
-        };
-        let mut event =
-            LockEvent::new(backend.capabilities().backend, operation, ok, started.elapsed());
-        event.reason = reason;
-        subject.lock_id = subject.lock_id.or(granted.filter(|_| ok));
+        let (result, event) = observe(backend, operation, call, judge).await;
+        subject.lock_id = subject.lock_id.or(granted.filter(|_| event.ok));
         self.send(event, subject);
         result
     }
@@ -221,4 +222,23 @@ impl Recorder {
             sink.handle.operation(event.clone());
         }
     }
+}
+
+/// Runs an operation. Returns how it ended, and an event that does not name its subject yet.
+async fn observe<T>(
+    backend: &impl LockBackend,
+    operation: Operation,
+    call: impl Future<Output = Result<T>>,
+    judge: impl FnOnce(&T) -> (bool, Option<Reason>),
+) -> (Result<T>, LockEvent) {
+    let started = Instant::now();
+    let result = call.await;
+    let (ok, reason) = match &result {
+        Ok(value) => judge(value),
+        Err(error) => (false, Some(Reason::Error(error.code()))),
+    };
+    let mut event =
+        LockEvent::new(backend.capabilities().backend, operation, ok, started.elapsed());
+    event.reason = reason;
+    (result, event)
 }

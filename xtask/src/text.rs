@@ -37,7 +37,7 @@ pub(crate) fn check() -> Outcome {
     if found.is_empty() { Ok(()) } else { Err(format!("\n  {}", found.join("\n  "))) }
 }
 
-/// The files of the repository that are no links.
+/// The files of the repository that are not symbolic links.
 fn files() -> Outcome<Vec<PathBuf>> {
     let list = ["ls-files", "--cached", "--others", "--exclude-standard"];
     let output = Command::new("git").current_dir(root()).args(list).output();

@@ -58,9 +58,11 @@ pub(crate) fn key_to_look_at(args: &KeyArgs) -> Result<Key, Failure> {
     Key::new(text).map_err(|error| Failure::new(USAGE, error.message()))
 }
 
-/// Converts the value of `--ttl`.
-pub(crate) fn ttl(duration: Duration) -> Result<Ttl, Failure> {
-    Ttl::new(duration).map_err(|error| Failure::new(USAGE, format!("--ttl: {}", error.message())))
+/// Converts the value of an option that sets a TTL.
+pub(crate) fn ttl(option: &str, duration: Duration) -> Result<Ttl, Failure> {
+    Ttl::new(duration).map_err(|_error| {
+        Failure::new(USAGE, format!("{option} must be greater than zero and at most 24h"))
+    })
 }
 
 /// Returns a stream of one kind of signal.
@@ -79,8 +81,9 @@ pub(crate) fn deadline(wait: WaitLimit) -> Option<Instant> {
 
 /// Converts the wait options to options of the library.
 pub(crate) fn options(waiting: &Waiting) -> Result<LockOptions, Failure> {
-    let options =
-        LockOptions::default().ttl(ttl(waiting.ttl)?).retry_on_error(!waiting.conflict.fail_fast);
+    let options = LockOptions::default()
+        .ttl(ttl("--ttl", waiting.ttl)?)
+        .retry_on_error(!waiting.conflict.fail_fast);
     Ok(match waiting.wait {
         // Zero means one attempt, which needs no timeout.
         WaitLimit::For(Duration::ZERO) => options,

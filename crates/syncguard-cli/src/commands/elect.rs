@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) async fn elect(context: &Context, args: Elect) -> Result<u8, Failure> {
     let key = waiting::key(&args.key)?;
-    let ttl = waiting::ttl(args.ttl)?;
+    let ttl = waiting::ttl("--ttl", args.ttl)?;
     let grace = grace(args.ttl, args.supervised.grace)?;
     let waiting = Waiting {
         ttl: args.ttl,

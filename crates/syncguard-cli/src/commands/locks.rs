@@ -106,7 +106,7 @@ pub(crate) async fn release(context: &Context, args: Release) -> Result<u8, Fail
 }
 
 pub(crate) async fn extend(context: &Context, args: Extend) -> Result<u8, Failure> {
-    let (lock_id, ttl) = (lock_id(&args.id)?, waiting::ttl(args.ttl)?);
+    let (lock_id, ttl) = (lock_id(&args.id)?, waiting::ttl("--ttl", args.ttl)?);
     let backend = context.target.connect_existing().await?;
     let expires_at = match backend.extend(&ExtendRequest::new(lock_id, ttl)).await? {
         ExtendOutcome::Extended(extension) => Some(extension.expires_at()),

@@ -24,7 +24,7 @@ pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(context: &Context, args: Run) -> Result<u8, Failure> {
     let keys = waiting::keys(&args.keys)?;
-    let ttl = waiting::ttl(args.waiting.ttl)?;
+    let ttl = waiting::ttl("--ttl", args.waiting.ttl)?;
     let grace = grace(args.waiting.ttl, args.supervised.grace)?;
     check_holding(&args)?;
     let options = waiting::options(&args.waiting)?.renew().stop_margin(grace);
@@ -211,9 +211,7 @@ pub(super) fn grace(ttl: Duration, grace: Option<Duration>) -> Result<Duration, 
 
 fn check_holding(args: &Run) -> Result<(), Failure> {
     let Some(least) = args.hold_at_least else { return Ok(()) };
-    Ttl::new(least)
-        .map_err(|error| Failure::new(USAGE, format!("--hold-at-least: {}", error.message())))?;
-    Ok(())
+    waiting::ttl("--hold-at-least", least).map(drop)
 }
 
 /// Releases what is held, or lets the lock expire after the rest of `--hold-at-least`. Returns

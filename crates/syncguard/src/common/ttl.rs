@@ -67,14 +67,17 @@ impl Ttl {
     /// Creates a TTL of at most `limit`, which may be above [`Ttl::MAX`].
     pub fn with_limit(ttl: Duration, limit: Duration) -> Result<Self> {
         if ttl.is_zero() {
-            return Err(Error::invalid("ttl must be positive"));
+            return Err(Error::invalid("a TTL must be greater than zero"));
         }
         match u64::try_from(ttl.as_nanos().div_ceil(1_000_000)) {
             Ok(ms) if ttl <= limit && ms <= Self::ABSOLUTE_MAX_MS => Ok(Self(ms)),
-            _ => Err(Error::invalid(format!(
-                "ttl exceeds the limit of {} ms",
-                limit.as_millis().min(u128::from(Self::ABSOLUTE_MAX_MS))
-            ))),
+            _ => {
+                let limit = limit.min(Duration::from_millis(Self::ABSOLUTE_MAX_MS));
+                Err(Error::invalid(format!(
+                    "a TTL must not exceed {limit:?}; use a shorter one and renew it, or raise the \
+                     limit"
+                )))
+            }
         }
     }
 

@@ -122,7 +122,7 @@ where
 }
 
 fn unanswered() -> Error {
-    Error::new(ErrorCode::NetworkTimeout, "the release was not answered in time")
+    Error::new(ErrorCode::NetworkTimeout, "the store did not answer the release in time")
 }
 
 /// The pause between two tries, which doubles each time.

@@ -540,7 +540,7 @@ impl<B: LockBackend> LockerBuilder<B> {
     pub fn build(self) -> Result<Locker<B>> {
         self.options.validate()?;
         if self.poll_interval.is_zero() {
-            return Err(Error::invalid("poll_interval must be positive"));
+            return Err(Error::invalid("poll_interval must be greater than zero"));
         }
         let runtime = Handle::try_current()
             .map_err(|_outside| Error::invalid("a locker must be built inside a tokio runtime"))?;

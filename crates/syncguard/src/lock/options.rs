@@ -303,11 +303,13 @@ impl LockOptions {
             return Err(error.clone());
         }
         if self.renew && self.ttl.as_millis() < 3 {
-            return Err(Error::invalid("a ttl below 3 ms is too short to be renewed"));
+            return Err(Error::invalid("renewal needs a TTL of at least 3 ms"));
         }
         let RetryPolicy { delay, max_delay, max_retries, .. } = self.retry_policy();
         if max_delay.is_some_and(|max_delay| max_delay < delay) {
-            return Err(Error::invalid("max_delay of the retry policy must not be below delay"));
+            return Err(Error::invalid(
+                "max_delay of the retry policy must not be shorter than its delay",
+            ));
         }
         if delay.is_zero() && max_retries.is_none() && self.timeout.is_none() {
             return Err(Error::invalid(
@@ -317,9 +319,9 @@ impl LockOptions {
         let renewed_after = if self.renew { self.ttl.as_duration() / 3 } else { Duration::ZERO };
         if self.stop_margin.saturating_add(renewed_after) >= self.ttl.as_duration() {
             return Err(Error::invalid(if self.renew {
-                "stop_margin must be below two thirds of the ttl, or there is no time to renew"
+                "with renewal, stop_margin must be less than two thirds of the TTL"
             } else {
-                "stop_margin must be below the ttl"
+                "stop_margin must be less than the TTL"
             }));
         }
         if self.hold_at_least > Ttl::MAX.as_duration() {
@@ -330,10 +332,10 @@ impl LockOptions {
                 Err(Error::invalid("max_hold limits renewal; enable renewal with renew()"))
             }
             Some(max_hold) if max_hold < self.ttl.as_duration() => {
-                Err(Error::invalid("max_hold must not be shorter than the ttl"))
+                Err(Error::invalid("max_hold must not be shorter than the TTL"))
             }
             _ if self.release_timeout == Some(Duration::ZERO) => {
-                Err(Error::invalid("release_timeout must be positive"))
+                Err(Error::invalid("release_timeout must be greater than zero"))
             }
             _ => Ok(()),
         }

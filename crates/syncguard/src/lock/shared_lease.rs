@@ -343,7 +343,7 @@ impl<B: LockBackend> SharedLease<B> {
             reply = call => self.note_reply(sent, reply),
             () = self.context.engine.ticker.sleep_until(sent.give_up_at) => {
                 self.note(sent, ExtendAnswer::Unknown);
-                Err(Error::new(ErrorCode::NetworkTimeout, "the extend was not answered in time"))
+                Err(Error::new(ErrorCode::NetworkTimeout, "the store did not answer the extend in time"))
             }
         }
     }

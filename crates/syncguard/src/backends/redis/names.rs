@@ -66,8 +66,8 @@ impl Names {
     pub(super) fn counter_pattern(&self) -> Result<String> {
         match self.space.prefix() {
             "" => Err(Error::invalid(
-                "without a prefix, fence counters cannot be told from other data, so none are \
-                 deleted; set fence_expiry, or delete old counters yourself",
+                "without a prefix, fence counters cannot be distinguished from other data, so none \
+                 are deleted; set fence_expiry, or delete old counters yourself",
             )),
             prefix => Ok(format!("{}:{}*", escaped(prefix), escaped(&self.reserved))),
         }

@@ -91,7 +91,7 @@ impl SqliteBackend {
     /// If you drop the future before it completes, the file may have been created.
     pub async fn open(config: SqliteConfig) -> Result<Self> {
         if config.busy_timeout.is_zero() {
-            return Err(Error::invalid("busy_timeout must be positive"));
+            return Err(Error::invalid("busy_timeout must be greater than zero"));
         }
         let listener = Arc::new(SqliteListener::new(&config.path));
         let file = LockFile::new(config.path.clone());

@@ -11,6 +11,12 @@ use crate::common::fence::Fence;
 /// Clients of other implementations send none, and a connection that is closed again and again
 /// loses them. After two changes of hands in silence, a waiter asks often, until notifications come
 /// again.
+///
+/// * A grant after contention with another process was notified, or was silent unless the holder's
+///   lock had expired.
+/// * Without a grant, the expiry shows it: if it moves without a notification, the waiter looks up
+///   the fence, and a second, different one is a silent change of hands.
+/// * A notification while the holder stays the same counts as nothing.
 #[derive(Debug, Default)]
 pub(super) struct Trust {
     /// Grows with every change of hands in silence, and shrinks with every one that was notified.
@@ -97,7 +103,7 @@ impl Trust {
     pub(super) fn acquired(&mut self, now: LocalInstant, notifications: u64) {
         match self.holder.take() {
             Some(holder) if holder.notifications != notifications => self.hit(),
-            // Nobody notifies of an expiry.
+            // An expiry sends no notification.
             Some(holder) if now < holder.expires_at => self.miss(),
             _ => {}
         }

@@ -79,7 +79,10 @@ impl<B: LockBackend> Locker<B> {
 pub struct Semaphore<B: LockBackend> {
     locker: Locker<B>,
     name: Key,
+    /// The key of the queue in this process.
     queue: Key,
+    /// The key of the lock that a caller holds while it collects several permits: only one at a
+    /// time holds some and waits for more.
     gate: Key,
     slots: Arc<Slots>,
 }

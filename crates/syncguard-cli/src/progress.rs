@@ -86,20 +86,21 @@ async fn in_a_log(output: Output, key: &Key, backend: &OnceLock<AnyBackend>) {
 /// Returns the line, shortened to the width of the terminal: a wrapped line cannot be overwritten.
 fn text(key: &Key, held: Option<&Held>, waited: Duration, columns: usize) -> String {
     const BUTTON: &str = ", Ctrl-C to cancel";
-    /// The least room for the key, if the terminal has that much.
+    /// The least room for the key and for the holder, which is left out if there is less.
     const KEY: usize = 20;
+    const HOLDER: usize = 10;
     let whole = |time: Duration| output::duration(Duration::from_secs(time.as_secs()));
     let before = "syncguard: waiting for ";
-    let after = match held {
-        Some(held) => {
-            let (by, time) = (output::holder(&held.by), whole(held.duration()));
-            let key = width(&output::printable(key.as_str())).min(KEY);
-            let others = width(before) + width(": held by , for ") + width(&time) + width(BUTTON);
-            let room = columns.saturating_sub(others + key + 1);
-            format!(": held by {}, for {time}{BUTTON}", shortened(&by, room))
-        }
-        None => format!(" ({}){BUTTON}", whole(waited)),
+    let by_whom = |held: &Held| {
+        let (by, time) = (output::holder(&held.by), whole(held.duration()));
+        let key = width(&output::printable(key.as_str())).min(KEY);
+        let others = width(before) + width(": held by , for ") + width(&time) + width(BUTTON);
+        let room = columns.checked_sub(others + key + 1)?;
+        let is_enough = room >= width(&by).min(HOLDER);
+        is_enough.then(|| format!(": held by {}, for {time}{BUTTON}", shortened(&by, room)))
     };
+    let after = held.and_then(by_whom);
+    let after = after.unwrap_or_else(|| format!(" ({}){BUTTON}", whole(waited)));
     let room = columns.saturating_sub(1).saturating_sub(width(before) + width(&after));
     let name = shortened(&output::printable(key.as_str()), room);
     shortened(&format!("{before}{name}{after}"), columns.saturating_sub(1))
@@ -170,6 +171,7 @@ mod tests {
             for held in [None, Some(&held)] {
                 let text = text(&long, held, second, columns);
                 assert!(width(&text) < columns.max(1), "{columns}: {text}");
+                assert!(!text.contains("held by ,"), "{columns}: {text}");
             }
         }
     }

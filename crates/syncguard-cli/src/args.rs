@@ -88,7 +88,7 @@ pub(crate) enum Command {
     Extend(Extend),
     /// Show whether a lock is held; exit code 1 if it is free
     Status(Status),
-    /// Wait until a lock is free, without taking it
+    /// Wait until a lock is free, without acquiring it
     Wait(Wait),
     /// Show whether a lock id holds a lock; exit code 1 if it does not
     Owns(OneId),
@@ -104,10 +104,10 @@ pub(crate) enum Command {
     Url,
     /// Create the store's tables (PostgreSQL) or file (SQLite)
     Setup,
-    /// Check that no later holder of a lock has been at a resource; exit code 1 if one has
+    /// Refuse a stale fence before a script writes; exit code 1 if a later holder has been there
     #[command(subcommand)]
     Fence(Fence),
-    /// Delete the fence counters of locks that have not been used for long; needs fences=clock
+    /// Delete the fence counters of locks that are no longer used; needs fences=clock
     Gc(Gc),
     /// Check the store: connection, permissions, clock and settings
     Doctor(Doctor),
@@ -193,7 +193,7 @@ pub(crate) struct Waiting {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Holder {
     /// Label under which others see this holder, with host name and process id [default: the name
-    /// of the command]
+    /// of the command, if there is one]
     #[arg(long, value_name = "TEXT", value_hint = ValueHint::Other)]
     pub(crate) label: Option<String>,
     /// Do not store who holds the lock
@@ -204,7 +204,7 @@ pub(crate) struct Holder {
 /// What to do if the lock cannot be acquired.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Conflict {
-    /// Exit code if the lock is not acquired in time
+    /// Exit code if the lock is still held when the wait ends
     #[arg(
         long = "conflict-exit-code",
         short = 'E',

@@ -49,7 +49,9 @@ impl Capabilities {
         Self { backend, fencing: F::SUPPORTED, time_authority, undo_is_final: false, shards: None }
     }
 
-    /// States that an undo that returned is final.
+    /// States that an undo that returned is final: it leaves a marker by which a late copy of the
+    /// acquire gets [`AlreadyUsed`](crate::backend::AcquireOutcome::AlreadyUsed), or nothing can be
+    /// in flight. A layer that delays or repeats calls must withdraw this.
     #[must_use]
     pub const fn with_final_undo(mut self) -> Self {
         self.undo_is_final = true;

@@ -50,9 +50,9 @@ impl Operation {
 pub enum Reason {
     /// Another holder has the lock.
     Locked,
-    /// The lock had expired.
+    /// The lock had expired: the work outlived its TTL. Raise the TTL, or renew.
     Expired,
-    /// There is no such lock.
+    /// There is no such lock. For a release, another process has released it or taken it over.
     NotFound,
     /// The backend reported an error.
     Error(ErrorCode),
@@ -95,7 +95,9 @@ pub struct LockEvent {
     pub operation: Operation,
     /// Whether the operation had the requested effect, or found the lock.
     pub ok: bool,
-    /// Why it failed, if that is known.
+    /// Why it failed, if that is known. `None` for a repeated acquire whose own grant is over or
+    /// was undone, for a lock that is not held where the backend cannot tell why, and for a read
+    /// that found no lock.
     pub reason: Option<Reason>,
     /// How long the backend took.
     pub elapsed: Duration,

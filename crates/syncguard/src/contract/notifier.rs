@@ -109,6 +109,8 @@ impl Drop for Subscription {
 }
 
 /// The subscriptions of one backend, by key. Keys without a waiter take no space.
+///
+/// A backend calls [`notify`](Self::notify) after a release has become visible.
 #[derive(Clone)]
 pub struct Notifier {
     topics: Arc<Topics>,

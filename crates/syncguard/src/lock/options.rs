@@ -181,6 +181,12 @@ macro_rules! option_setters {
         /// ran. By default these are logged, without key and lock id. A release that found nothing
         /// to release is not an error.
         ///
+        /// | code | meaning |
+        /// |---|---|
+        /// | `NetworkTimeout` | no answer within the release timeout |
+        /// | `Aborted` | the runtime ended before the release ran: call `shutdown` |
+        /// | others | the store's last answer |
+        ///
         /// The callback runs on its own thread behind a bounded queue, so a slow one delays no
         /// lock; [`shutdown`](crate::Locker::shutdown) waits until it has returned. A panic in it
         /// is ignored.

@@ -59,7 +59,11 @@ impl<F: Fencing> fmt::Debug for StoredLock<F> {
     }
 }
 
-/// A live lock, sanitized.
+/// A live lock, sanitized: it holds hashes, which you can log.
+///
+/// Compare its times with each other, not with your clock. With the feature `serde`, it serializes
+/// as `keyHash`, `lockIdHash`, `acquiredAtMs`, `expiresAtMs`, `fence` (a string of 15 digits),
+/// `holder` and `waiters`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
 #[non_exhaustive]
@@ -68,7 +72,7 @@ pub struct LockInfo {
     pub key_hash: HashId,
     /// The hash of the lock id.
     pub lock_id_hash: HashId,
-    /// When the lock was acquired, by the backend's time authority.
+    /// When the lock was acquired, by the backend's time authority. Extensions do not change it.
     #[cfg_attr(feature = "serde", serde(rename = "acquiredAtMs"))]
     pub acquired_at: Timestamp,
     /// When the lock expires, by the backend's time authority.
@@ -86,7 +90,7 @@ pub struct LockInfo {
 
 /// A live lock with its raw key and lock id. It is sensitive: use it for debugging only.
 ///
-/// `Debug` shows neither of them.
+/// `Debug` shows neither of them; [`Key::as_str`] and [`LockId::expose`] do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockInfoRaw {

@@ -123,6 +123,9 @@ macro_rules! option_setters {
         }
 
         /// Extends the lock at every third of its TTL while the guard lives.
+        ///
+        /// A renewal without a response is retried after half of the remaining time; a failed one
+        /// after a twelfth of the TTL or one second, whichever is shorter.
         pub fn renew(mut self) -> Self {
             self.options_mut().renew = true;
             self

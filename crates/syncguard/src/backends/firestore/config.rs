@@ -153,8 +153,24 @@ impl FirestoreConfig {
         self
     }
 
-    /// Sets your own credentials, to use instead of Application Default Credentials. Install a
-    /// rustls `CryptoProvider` before you build them; `google-cloud-auth` panics without one.
+    /// Sets your own credentials, to use instead of Application Default Credentials.
+    ///
+    /// Install a rustls `CryptoProvider` before you build them: `google-cloud-auth` then requests a
+    /// token at once, and panics without a provider.
+    ///
+    /// ```no_run
+    /// use syncguard::firestore::FirestoreConfig;
+    /// use syncguard::firestore::google_cloud_auth::credentials::{Builder, impersonated};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // An error means that a provider is already installed.
+    /// drop(rustls::crypto::ring::default_provider().install_default());
+    /// let credentials = impersonated::Builder::from_source_credentials(Builder::default().build()?)
+    ///     .with_target_principal("locks@my-project.iam.gserviceaccount.com")
+    ///     .build()?;
+    /// let config = FirestoreConfig::new("my-project").credentials(credentials);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);

@@ -95,11 +95,14 @@ impl RedisConfig {
         Self::new(ConnectionSource::Owned(Box::new(Topology::Single(info))))
     }
 
-    /// Uses your own connection as it is, with its timeouts, retries and reconnection. Waiters
-    /// poll, because the backend cannot subscribe on it.
+    /// Uses your own connection as it is, with its timeouts, retries and reconnection;
+    /// `response_timeout` bounds only `connect`, `findings` and listing. Waiters poll, because the
+    /// backend cannot subscribe on it, and it cannot wait for replicas.
     ///
-    /// Turn off the retries of a cluster connection: a repeated release reports that there was
-    /// nothing to release.
+    /// If it is a cluster connection, turn off its retries: a repeated release reports that there
+    /// was nothing to release. Its releases do not wake waiters. `connect` cannot check that the
+    /// prefix has a tag; without one, every lock fails with
+    /// [`InvalidArgument`](crate::ErrorCode::InvalidArgument).
     #[must_use]
     pub fn from_connection<C>(connection: C) -> Self
     where

@@ -55,10 +55,12 @@
 //! [fencing](https://github.com/syncguard/syncguard/blob/main/docs/guide/fencing.md),
 //! [waiting](https://github.com/syncguard/syncguard/blob/main/docs/guide/waiting.md),
 //! [renewal and loss](https://github.com/syncguard/syncguard/blob/main/docs/guide/renewal-and-loss.md),
+//! [more than one lock](https://github.com/syncguard/syncguard/blob/main/docs/guide/more-than-one-lock.md),
 //! [cancellation](https://github.com/syncguard/syncguard/blob/main/docs/guide/cancellation.md),
 //! [telemetry](https://github.com/syncguard/syncguard/blob/main/docs/guide/telemetry.md),
 //! [diagnostics](https://github.com/syncguard/syncguard/blob/main/docs/guide/diagnostics.md),
 //! [operating](https://github.com/syncguard/syncguard/blob/main/docs/guide/operating.md),
+//! [scale](https://github.com/syncguard/syncguard/blob/main/docs/guide/scale.md),
 //! [testing](https://github.com/syncguard/syncguard/blob/main/docs/guide/testing.md),
 //! [choosing a backend](https://github.com/syncguard/syncguard/blob/main/docs/guide/choosing-a-backend.md),
 //! [writing a backend](https://github.com/syncguard/syncguard/blob/main/docs/guide/writing-a-backend.md)

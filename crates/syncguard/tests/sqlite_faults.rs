@@ -154,6 +154,38 @@ async fn waiters_notice_a_wake_file_that_is_deleted_or_renamed() {
     }
 }
 
+/// The wake file in the old directory is neither deleted nor renamed.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_are_woken_after_the_directory_was_exchanged() {
+    let folder = TempDir::new();
+    let [current, other] = ["current", "other"].map(|name| folder.path().join(name));
+    fs::create_dir(&current).expect("created");
+    fs::create_dir(&other).expect("created");
+    let path = current.join("locks.db");
+    let holder = open(&path).await;
+    let waiter = waiter(&path).await;
+    for round in 0..2 {
+        let held = grant(&holder, "awaited").await;
+        let waiting = tokio::spawn({
+            let waiter = waiter.clone();
+            async move { waiter.lock("awaited").await?.release().await }
+        });
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(!waiting.is_finished());
+        let released = holder.release(&ReleaseRequest::new(held.lock_id())).await.expect("works");
+        assert_eq!(released, ReleaseOutcome::Released);
+        let woken = tokio::time::timeout(Duration::from_secs(10), waiting).await;
+        woken.expect("woken, not polled").expect("no panic").expect("acquired");
+        if round == 0 {
+            let [before, after] = [&other, &current];
+            let flags = rustix::fs::RenameFlags::EXCHANGE;
+            let cwd = rustix::fs::CWD;
+            rustix::fs::renameat_with(cwd, before, cwd, after, flags).expect("exchanged");
+        }
+    }
+}
+
 /// Waits until the check succeeds, and panics with `what` if it does not.
 async fn until(what: &str, check: impl Fn() -> bool) {
     let started = Instant::now();

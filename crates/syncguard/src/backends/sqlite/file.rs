@@ -38,11 +38,17 @@ impl LockFile {
         Self { path, open: None }
     }
 
-    /// Returns the connection to the file that is at the path now.
-    pub(super) fn connection(&mut self, give_up_at: Instant) -> Result<&mut Connection> {
+    /// Returns the connection to the file that is at the path now. Calls `on_replaced` if that is
+    /// another file than before.
+    pub(super) fn connection(
+        &mut self,
+        give_up_at: Instant,
+        on_replaced: impl FnOnce(),
+    ) -> Result<&mut Connection> {
         if !self.is_current() {
             if self.open.take().is_some() {
                 tracing::warn!("the lock file was replaced; the locks in the old file are lost");
+                on_replaced();
             }
             let path = &self.path;
             let opened = retry_until(give_up_at, || Ok(OpenFile::identify(open(path)?, path)))?;

@@ -112,6 +112,12 @@ impl SqliteListener {
         }
     }
 
+    /// Watches the wake file that is at the path now, if one is watched. Call it when the lock file
+    /// was replaced: if that happened by its directory, the watch did not notice.
+    pub(super) fn watch_current_file(&self) {
+        self.keep_watching(None);
+    }
+
     fn set_working(&self, is_working: bool) {
         self.notifier.set_working(is_working);
         self.changes.set_working(is_working);
@@ -340,7 +346,7 @@ mod watch {
     impl SqliteListener {
         /// Watches the file that is at the path now, unless it is watched already. Returns `false`
         /// if the thread must end.
-        fn keep_watching(&self, unwatched: Option<i32>) -> bool {
+        pub(super) fn keep_watching(&self, unwatched: Option<i32>) -> bool {
             let mut watcher = super::locked(&self.watcher);
             let Watcher::Watching(watch) = &*watcher else { return false };
             if unwatched != Some(watch.descriptor) && super::is_at(&watch.file, &self.path) {
@@ -384,6 +390,12 @@ mod watch {
         }
 
         pub(super) fn end(&self) {}
+    }
+
+    impl SqliteListener {
+        pub(super) fn keep_watching(&self, _unwatched: Option<i32>) -> bool {
+            false
+        }
     }
 }
 

@@ -244,7 +244,7 @@ impl Queue {
             let late = batch.extract_if(.., |job| job.give_up_at() <= now);
             late.for_each(|job| job.settle(Err(error::busy())));
             let Some(give_up_at) = batch.iter().map(|job| job.give_up_at()).min() else { return };
-            let db = match file.connection(give_up_at) {
+            let db = match file.connection(give_up_at, || listener.watch_current_file()) {
                 Ok(db) => db,
                 // Only the operations with the earliest deadline have failed.
                 Err(error) if error.code() == OurCode::NetworkTimeout => continue,

@@ -20,14 +20,15 @@ pub(crate) const OF_TESTS: [Required; 4] = [
 ];
 
 /// For a brief torture.
-pub(crate) const OF_TORTURE: [Required; 11] = [
+pub(crate) const OF_TORTURE: [Required; 12] = [
     ("concurrent histories: ", at_least(200)),
+    ("faults: ", at_least(1)),
     ("torture: SIGSTOP", at_least(30)),
     ("torture: connections cut", at_least(1_000)),
     ("torture: dropped futures", at_least(5_000)),
     ("torture: failovers", at_least(5)),
     ("torture: kill -9", at_least(30)),
-    ("torture: planted bugs found", at_least(65)),
+    ("torture: planted bugs found", at_least(70)),
     ("torture: planted bugs missed", 0..=0),
     ("torture: stale writes accepted", 0..=0),
     ("torture: violations", 0..=0),

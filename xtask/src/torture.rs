@@ -11,20 +11,21 @@ use crate::test::{REQUIRE_SERVERS, install_servers};
 /// The stores of each backend: the ways in which its server is deployed.
 const STORES: [(&str, &[&str]); 5] = [
     ("memory", &["memory"]),
-    ("sqlite", &["sqlite"]),
+    ("sqlite", &["sqlite", "sqlite-replaced"]),
     ("redis", &["redis", "redis-sentinel", "redis-cluster"]),
     ("postgres", &["postgres", "postgres-pgbouncer", "postgres-standby"]),
     ("firestore", &["firestore"]),
 ];
 
 /// The stores and for how many seconds each is tortured with `--brief`.
-const BRIEFLY: [&str; 9] = [
+const BRIEFLY: [&str; 10] = [
     "redis=40",
     "postgres=40",
     "firestore=40",
     "sqlite=35",
     "redis-sentinel=35",
     "redis-cluster=35",
+    "sqlite-replaced=25",
     "postgres-standby=20",
     "postgres-pgbouncer=20",
     "memory=20",
@@ -65,7 +66,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
 
 /// Tortures all stores for an hour.
 pub(crate) fn soak() -> Outcome {
-    run(&["--minutes", "6.7"].map(str::to_owned))
+    run(&["--minutes", "6"].map(str::to_owned))
 }
 
 /// Tortures all stores briefly, and then with planted bugs. The program is built.

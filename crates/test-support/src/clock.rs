@@ -92,22 +92,36 @@ impl ServerClock {
 
 #[cfg(test)]
 mod tests {
-    use crate::{RedisOptions, RedisServer};
+    use crate::{PostgresOptions, PostgresServer, RedisOptions, RedisServer};
+
+    /// Checks a clock that is set in milliseconds and read in seconds.
+    fn moves_and_comes_back(set: impl Fn(i64), now: impl Fn() -> i64) {
+        let before = now();
+        set(3_600_000);
+        assert!((3_590..3_610).contains(&(now() - before)));
+        set(-3_600_000);
+        assert!((-3_610..-3_590).contains(&(now() - before)));
+        set(0);
+        assert!((0..20).contains(&(now() - before)));
+    }
 
     #[test]
-    fn the_clock_of_a_server_moves_and_comes_back() {
+    fn the_clock_of_redis_moves_and_comes_back() {
         let options = RedisOptions::default().with_clock();
         let Some(server) = RedisServer::start(&options) else { return };
-        let now = || -> i64 {
+        let now = || {
             let time = server.cli(&["TIME"]);
             time.lines().next().and_then(|seconds| seconds.parse().ok()).expect("seconds")
         };
-        let before = now();
-        server.set_clock(3_600_000);
-        assert!((3_590..3_610).contains(&(now() - before)));
-        server.set_clock(-3_600_000);
-        assert!((-3_610..-3_590).contains(&(now() - before)));
-        server.set_clock(0);
-        assert!((0..20).contains(&(now() - before)));
+        moves_and_comes_back(|ahead_ms| server.set_clock(ahead_ms), now);
+    }
+
+    #[test]
+    fn the_clock_of_postgres_moves_and_comes_back() {
+        let options = PostgresOptions::default().with_clock();
+        let Some(server) = PostgresServer::start(&options) else { return };
+        let sql = "SELECT floor(extract(epoch FROM clock_timestamp()))::bigint";
+        let now = || server.sql(sql).parse().expect("seconds");
+        moves_and_comes_back(|ahead_ms| server.set_clock(ahead_ms), now);
     }
 }

@@ -11,6 +11,7 @@ mod postgres;
 mod process;
 mod proxy;
 mod redis;
+mod rewriter;
 
 pub use browser::Browser;
 pub use certificates::Certificates;

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::certificates::Certificates;
+use crate::clock::ServerClock;
 use crate::process::{Server, TempDir, find_program, free_port};
 
 /// Options of a PostgreSQL server.
@@ -12,6 +13,7 @@ use crate::process::{Server, TempDir, find_program, free_port};
 pub struct PostgresOptions {
     settings: Vec<String>,
     has_password: bool,
+    has_clock: bool,
 }
 
 impl PostgresOptions {
@@ -55,6 +57,13 @@ impl PostgresOptions {
         self.has_password = true;
         self
     }
+
+    /// Gives the server a wall clock of its own; see [`PostgresServer::set_clock`].
+    #[must_use]
+    pub fn with_clock(mut self) -> Self {
+        self.has_clock = true;
+        self
+    }
 }
 
 /// A PostgreSQL server on a free port, with its data in a temporary directory.
@@ -63,6 +72,7 @@ pub struct PostgresServer {
     programs: PathBuf,
     port: u16,
     folder: TempDir,
+    clock: Option<ServerClock>,
     server: Option<Server>,
 }
 
@@ -123,7 +133,8 @@ impl PostgresServer {
         let file = data.join("postgresql.conf");
         let all = std::fs::read_to_string(&file).expect("readable") + &settings;
         std::fs::write(&file, all).expect("writable");
-        let mut server = Self { programs, port, folder, server: None };
+        let clock = options.has_clock.then(|| ServerClock::new(folder.path()));
+        let mut server = Self { programs, port, folder, clock, server: None };
         server.run();
         Some(server)
     }
@@ -149,7 +160,8 @@ impl PostgresServer {
         let settings = std::fs::read_to_string(&file).expect("readable")
             + &format!("port = {port}\nunix_socket_directories = '{}'\n", folder.path().display());
         std::fs::write(&file, settings).expect("writable");
-        let mut server = Self { programs: self.programs.clone(), port, folder, server: None };
+        let (programs, clock) = (self.programs.clone(), None);
+        let mut server = Self { programs, port, folder, clock, server: None };
         server.run();
         server
     }
@@ -167,7 +179,9 @@ impl PostgresServer {
         arguments.extend(["-D".to_owned(), self.folder.path().join("data").display().to_string()]);
         let program = find_program(&command.get_program().to_string_lossy())
             .unwrap_or_else(|| command.get_program().into());
-        self.server = Some(Server::start(&program, &arguments, self.folder.path()));
+        let environment = self.clock.iter().flat_map(ServerClock::environment).collect::<Vec<_>>();
+        let folder = self.folder.path();
+        self.server = Some(Server::start_with(&environment, &program, &arguments, folder));
         let started = Instant::now();
         while !self.is_ready() {
             let log = self.folder.path().join("server.log");
@@ -212,6 +226,16 @@ impl PostgresServer {
         let lock = self.folder.path().join("data/postmaster.pid");
         drop(std::fs::remove_file(lock));
         std::thread::sleep(Duration::from_millis(300));
+    }
+
+    /// Sets how many milliseconds the server's clock is ahead of the true time; behind, if
+    /// negative.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server was not started [with a clock](PostgresOptions::with_clock).
+    pub fn set_clock(&self, ahead_ms: i64) {
+        self.clock.as_ref().expect("started with a clock").set(ahead_ms);
     }
 
     /// Returns the port on 127.0.0.1.

@@ -44,10 +44,13 @@ pub enum Bug {
     StaleSnapshot,
     /// Waiters are notified before the release takes effect, and not after it.
     NotificationEarly,
+    /// In PostgreSQL, the statement of an acquire waits for the advisory lock after its snapshot,
+    /// and does not check again what it saw. The proxy plants it.
+    StaleStatement,
 }
 
 /// All bugs, with their names on the command line.
-pub const BUGS: [(&str, Bug); 13] = [
+pub const BUGS: [(&str, Bug); 14] = [
     ("release-ignores-owner", Bug::ReleaseIgnoresOwner),
     ("extend-ignores-owner", Bug::ExtendIgnoresOwner),
     ("fence-stands-still", Bug::FenceStandsStill),
@@ -61,6 +64,7 @@ pub const BUGS: [(&str, Bug); 13] = [
     ("deadline-ignored", Bug::DeadlineIgnored),
     ("stale-snapshot", Bug::StaleSnapshot),
     ("notification-early", Bug::NotificationEarly),
+    ("stale-statement", Bug::StaleStatement),
 ];
 
 impl Bug {
@@ -75,7 +79,27 @@ impl Bug {
     pub fn name(self) -> &'static str {
         BUGS.iter().find(|(_, bug)| *bug == self).map_or("", |(name, _)| name)
     }
+
+    /// Returns which texts the proxies replace in the requests of the clients.
+    #[must_use]
+    pub fn rewrites(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::StaleStatement => &STALE_STATEMENT,
+            _ => &[],
+        }
+    }
 }
+
+/// The changes of PostgreSQL's `acquire.sql`: it waits for the advisory lock instead of trying it,
+/// and neither the counter nor the lock must be as they were in the snapshot.
+const STALE_STATEMENT: [(&str, &str); 3] = [
+    (
+        "\n    THEN false ELSE pg_try_advisory_xact_lock(hashtext($1)) END",
+        "THEN false ELSE pg_advisory_xact_lock(hashtext($1))::text='' END",
+    ),
+    ("WHERE f.fence = (SELECT fence FROM ", "WHERE f.fence >=(SELECT fence FROM "),
+    ("WHERE l.expires_at_ms <= ", "WHERE l.expires_at_ms <> "),
+];
 
 /// Notifies the waiters of this process before a release takes effect.
 static EARLY: LazyLock<Notifier> = LazyLock::new(Notifier::default);

@@ -1,5 +1,6 @@
 //! The command line: which stores to torture, for how long, and with which bug.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +19,9 @@ usage: torture [bugs] [STORE…] [--minutes N | --seconds N] [--seed S] [--bug N
                [--out DIRECTORY]
 
   bugs        plant every bug in turn, with the seeds in bugs.tsv, and check that each is found
-  STORE       memory, sqlite, redis, redis-sentinel, redis-cluster, postgres, postgres-pgbouncer,
-              postgres-standby, firestore; all by default. STORE=N sets its seconds
+  STORE       memory, sqlite, sqlite-replaced, redis, redis-sentinel, redis-cluster, postgres,
+              postgres-pgbouncer, postgres-standby, firestore; all by default. STORE=N sets its
+              seconds
   --minutes   how long to torture each store, 1 by default
   --seed      decides everything that is drawn; printed by every run
   --bug       plants a bug, which must be found
@@ -240,6 +242,7 @@ fn write_figures(runs: &[Run]) {
     figure("torture: SIGSTOP", sum(|run| run.damage.stops));
     figure("torture: connections cut", sum(|run| run.damage.cuts));
     figure("torture: failovers", sum(|run| run.damage.failovers));
+    figure("torture: packets sent twice", sum(|run| run.damage.duplicates));
     figure("torture: faults", sum(|run| run.damage.faults));
     figure("torture: operations at the stores", sum(|run| run.history.ops.len() as u64));
     figure("torture: dropped futures", sum(Run::dropped));
@@ -247,6 +250,13 @@ fn write_figures(runs: &[Run]) {
     figure("torture: stale writes accepted", sum(|run| run.broken("I3")));
     figure("torture: wrong releases", sum(|run| run.broken("I4")));
     figure("torture: violations", sum(|run| run.checked.violations.len() as u64));
+    let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
+    for fault in runs.iter().flat_map(|run| &run.history.faults) {
+        *faults.entry(&fault.name).or_default() += 1;
+    }
+    for (name, count) in faults {
+        figure(&format!("faults: {name}"), count);
+    }
     for run in runs {
         let name = run.plan.deployment.name();
         // The other deployments of a backend run for a shorter time.

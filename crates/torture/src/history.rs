@@ -403,6 +403,10 @@ pub enum Allowance {
     Expiry,
     /// Releases and extends may be lost, because they were not replicated.
     LostWrites,
+    /// Both: the store was replaced by a copy or by an empty one.
+    LostStore,
+    /// Operations may take effect a second time, because their requests were sent twice.
+    Repetition,
 }
 
 /// Everything that happened in a run.

@@ -27,6 +27,8 @@ pub struct Damage {
     pub cuts: u64,
     /// Failovers.
     pub failovers: u64,
+    /// Times that data of requests was sent twice.
+    pub duplicates: u64,
     /// Faults in sum.
     pub faults: u64,
 }
@@ -147,25 +149,27 @@ impl Nemesis {
     }
 
     async fn inject(&self, fault: Planned) {
-        let (effect, cuts) = match fault.kind {
+        let effect = match fault.kind {
             Kind::KillClient | Kind::StopClient | Kind::FullDisk | Kind::SkewClock => {
                 let Some(effect) = self.hit_client(&fault).await else { return };
-                (effect, 0)
+                effect
             }
             Kind::CutStorm
             | Kind::BlackHole
             | Kind::LoseReplies
             | Kind::LoseRequests
             | Kind::Delay
-            | Kind::Reset => (Effect::default(), self.hit_network(&fault).await),
-            _ => (self.hit_servers(fault).await, 0),
+            | Kind::Duplicate
+            | Kind::Reset => self.hit_network(&fault).await,
+            _ => self.hit_servers(fault).await,
         };
         let mut damage = self.damage.lock().unwrap_or_else(PoisonError::into_inner);
         damage.faults += 1;
         damage.kills += effect.kills;
         damage.stops += effect.stops;
         damage.failovers += effect.failovers;
-        damage.cuts += cuts;
+        damage.cuts += effect.cuts;
+        damage.duplicates += effect.duplicates;
     }
 
     /// Notes the begin of a fault. It ends when the value is dropped.
@@ -178,6 +182,8 @@ impl Nemesis {
             // A lock may be evicted. Fence counters do not expire, so they are not. A clock that
             // jumps ahead ends locks, and one that jumps back keeps them.
             (Kind::Evict | Kind::JumpClock, _) => Allowance::Expiry,
+            (Kind::ReplaceFile, _) => Allowance::LostStore,
+            (Kind::Duplicate, _) => Allowance::Repetition,
             _ => Allowance::Nothing,
         };
         let mut history = self.history.get();
@@ -230,12 +236,12 @@ impl Nemesis {
         }
     }
 
-    /// Hits the network of a client, and returns how many connections were reset.
-    async fn hit_network(&self, fault: &Planned) -> u64 {
-        let Some(proxy) = self.proxies.get(fault.client) else { return 0 };
+    /// Hits the network of a client.
+    async fn hit_network(&self, fault: &Planned) -> Effect {
+        let Some(proxy) = self.proxies.get(fault.client) else { return Effect::default() };
         let proxy = proxy.lock().await;
         let _noted = self.note(fault, Some(fault.client));
-        let mut cuts = 0;
+        let (mut cuts, before) = (0, proxy.duplicates());
         match fault.kind {
             Kind::CutStorm => {
                 let end = Instant::now() + fault.lasts;
@@ -249,6 +255,14 @@ impl Nemesis {
                 tokio::time::sleep(fault.lasts).await;
                 cuts += 1;
             }
+            Kind::Duplicate => {
+                // It affects connections that begin now, and lasts until they end.
+                proxy.set(Fault::Duplicate(Duration::from_millis(fault.amount)));
+                cuts += proxy.cut();
+                tokio::time::sleep(fault.lasts).await;
+                proxy.set(Fault::None);
+                cuts += proxy.cut();
+            }
             kind => {
                 proxy.set(match kind {
                     Kind::LoseReplies => Fault::SwallowReplies,
@@ -260,7 +274,8 @@ impl Nemesis {
             }
         }
         proxy.set(Fault::None);
-        cuts as u64
+        let duplicates = proxy.duplicates() - before;
+        Effect { cuts: cuts as u64, duplicates, ..Effect::default() }
     }
 
     /// Returns the writes that the resource in the store accepted, in order.

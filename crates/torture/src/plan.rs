@@ -12,6 +12,8 @@ pub enum Deployment {
     Memory,
     /// A SQLite file.
     Sqlite,
+    /// A SQLite file that is replaced while it is used, with fences from the clock.
+    SqliteReplaced,
     /// A Redis server that writes every change to disk.
     Redis,
     /// A Redis primary and its replica, watched by Sentinel.
@@ -30,9 +32,10 @@ pub enum Deployment {
 
 impl Deployment {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Memory,
         Self::Sqlite,
+        Self::SqliteReplaced,
         Self::Redis,
         Self::RedisSentinel,
         Self::RedisCluster,
@@ -48,6 +51,7 @@ impl Deployment {
         match self {
             Self::Memory => "memory",
             Self::Sqlite => "sqlite",
+            Self::SqliteReplaced => "sqlite-replaced",
             Self::Redis => "redis",
             Self::RedisSentinel => "redis-sentinel",
             Self::RedisCluster => "redis-cluster",
@@ -98,12 +102,14 @@ impl Deployment {
                 Kind::LoseReplies,
                 Kind::LoseRequests,
                 Kind::Delay,
+                Kind::Duplicate,
                 Kind::Reset,
             ]);
         }
         kinds.extend(match self {
             Self::Memory => &[][..],
             Self::Sqlite => &[Kind::FullDisk],
+            Self::SqliteReplaced => &[Kind::FullDisk, Kind::ReplaceFile, Kind::ReplaceFile],
             Self::Redis => &[
                 Kind::KillServer,
                 Kind::StopServer,
@@ -113,7 +119,9 @@ impl Deployment {
                 Kind::Evict,
                 Kind::JumpClock,
             ],
-            Self::Postgres => &[Kind::KillServer, Kind::StopServer, Kind::EndSessions],
+            Self::Postgres => {
+                &[Kind::KillServer, Kind::StopServer, Kind::EndSessions, Kind::JumpClock]
+            }
             Self::PgBouncer => &[Kind::RestartPooler, Kind::StopServer, Kind::EndSessions],
             Self::RedisSentinel | Self::RedisCluster | Self::PostgresStandby => &[],
             Self::Firestore => &[Kind::StopServer, Kind::SkewClock, Kind::SkewClock],
@@ -139,6 +147,8 @@ pub enum Kind {
     LoseRequests,
     /// A client's data is delayed.
     Delay,
+    /// A client's requests reach the server twice.
+    Duplicate,
     /// A client's connection is reset within a reply.
     Reset,
     /// `kill -9` of the server, which is started again.
@@ -157,6 +167,9 @@ pub enum Kind {
     JumpClock,
     /// A client can write no files.
     FullDisk,
+    /// The directory of the lock file is exchanged for one with a copy of the file, or for an empty
+    /// one.
+    ReplaceFile,
     /// The wall clock of a client is wrong.
     SkewClock,
     /// The connection pooler is restarted.
@@ -175,6 +188,7 @@ impl fmt::Display for Kind {
             Self::LoseReplies => "replies lost",
             Self::LoseRequests => "requests lost",
             Self::Delay => "data delayed",
+            Self::Duplicate => "requests sent twice",
             Self::Reset => "reset within a reply",
             Self::KillServer => "kill -9 of the server",
             Self::StopServer => "SIGSTOP of the server",
@@ -184,6 +198,7 @@ impl fmt::Display for Kind {
             Self::Evict => "eviction",
             Self::JumpClock => "clock of the server jumps",
             Self::FullDisk => "full disk",
+            Self::ReplaceFile => "file replaced",
             Self::SkewClock => "wrong clock of a client",
             Self::RestartPooler => "pooler restarted",
             Self::Failover => "failover",
@@ -249,6 +264,8 @@ impl Plan {
                 // Ahead by up to four seconds, or behind by up to two.
                 Kind::JumpClock => random.below(6_000),
                 Kind::Delay => random.within(5..400),
+                // By how much the second request is later.
+                Kind::Duplicate => random.one_of(&[0, 0, 5, 50, 400]),
                 _ => random.below(400),
             };
             faults.push(Planned { at, kind, client, lasts, amount });

@@ -84,6 +84,9 @@ pub async fn run(plan: Plan, bug: Option<Bug>, directory: &Path) -> std::io::Res
     let register = RegisterServer::default();
     let address = register.start().await?;
     let (store, proxies) = Store::start(plan.deployment).await;
+    for proxy in &proxies {
+        proxy.rewrite(bug.map_or(&[], Bug::rewrites));
+    }
     let version = store.version();
     let began = now();
     let nemesis =
@@ -248,12 +251,14 @@ async fn settle(nemesis: &Arc<Nemesis>, history: &mut History) -> Vec<Violation>
     for key in 0..keys {
         let Ok(Some(held)) = get_by_key_raw(&backend, &key_of(key)).await else { continue };
         let id = history.number_of(held.lock_id.expose());
+        if excused.contains(&id) {
+            continue;
+        }
         let Some(&process) = grants.get(&id) else {
             found.push(violation("a lock is held that no client asked for".to_owned(), key));
             continue;
         };
         let may_stay = match history.processes[process].left.as_deref() {
-            _ if excused.contains(&id) => true,
             None => true,
             // It was still undoing or releasing something.
             Some(UNFINISHED) => {

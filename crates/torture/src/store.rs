@@ -1,5 +1,7 @@
 //! The stores under test, and the faults that hit their servers.
 
+use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -17,6 +19,7 @@ use crate::resource;
 enum Servers {
     Memory,
     Sqlite(TempDir),
+    SqliteReplaced(ReplacedFile),
     Redis(RedisServer),
     RedisSentinel(Box<RedisSentinel>),
     RedisCluster(RedisCluster),
@@ -41,6 +44,10 @@ pub struct Effect {
     pub stops: u64,
     /// How many failovers there were.
     pub failovers: u64,
+    /// How many connections were reset.
+    pub cuts: u64,
+    /// How many times data of requests was sent twice.
+    pub duplicates: u64,
 }
 
 /// Timeouts of the clients.
@@ -92,7 +99,9 @@ impl Store {
     pub fn version(&self) -> String {
         let (program, argument) = match &self.servers {
             Servers::Memory => return "in the process".to_owned(),
-            Servers::Sqlite(_) => return "SQLite, bundled".to_owned(),
+            Servers::Sqlite(_) | Servers::SqliteReplaced(_) => {
+                return format!("SQLite {}, bundled", rusqlite::version());
+            }
             Servers::Redis(_) | Servers::RedisSentinel(_) | Servers::RedisCluster(_) => {
                 ("redis-server", "--version")
             }
@@ -176,6 +185,12 @@ impl Store {
                 set("maxmemory-policy", "noeviction");
                 nothing
             }
+            (Servers::Postgres(server), Kind::JumpClock) => {
+                server.set_clock(i64::try_from(fault.amount).unwrap_or(0) - 2_000);
+                std::thread::sleep(fault.lasts);
+                server.set_clock(0);
+                nothing
+            }
             (Servers::Postgres(server), Kind::KillServer) => {
                 server.crash();
                 std::thread::sleep(fault.lasts);
@@ -207,6 +222,11 @@ impl Store {
                 emulator.resume();
                 Effect { stops: 1, ..nothing }
             }
+            (Servers::SqliteReplaced(file), Kind::ReplaceFile) => {
+                file.replace(fault.amount.is_multiple_of(2));
+                std::thread::sleep(fault.lasts);
+                nothing
+            }
             (servers, Kind::Failover) => servers.fail_over(fault),
             _ => nothing,
         }
@@ -219,6 +239,7 @@ impl Servers {
         match deployment {
             Deployment::Memory => Self::Memory,
             Deployment::Sqlite => Self::Sqlite(TempDir::new()),
+            Deployment::SqliteReplaced => Self::SqliteReplaced(ReplacedFile::new()),
             Deployment::Redis => {
                 let options = RedisOptions::default().with_aof().with_clock();
                 Self::Redis(RedisServer::start(&options).expect(INSTALLED))
@@ -234,7 +255,8 @@ impl Servers {
                 Self::RedisCluster(cluster)
             }
             Deployment::Postgres => {
-                Self::Postgres(PostgresServer::start(&PostgresOptions::default()).expect(INSTALLED))
+                let options = PostgresOptions::default().with_clock();
+                Self::Postgres(PostgresServer::start(&options).expect(INSTALLED))
             }
             Deployment::PgBouncer => {
                 let server = PostgresServer::start(&PostgresOptions::default()).expect(INSTALLED);
@@ -256,7 +278,11 @@ impl Servers {
 
     fn port(&self) -> u16 {
         match self {
-            Self::Memory | Self::Sqlite(_) | Self::RedisSentinel(_) | Self::RedisCluster(_) => 0,
+            Self::Memory
+            | Self::Sqlite(_)
+            | Self::SqliteReplaced(_)
+            | Self::RedisSentinel(_)
+            | Self::RedisCluster(_) => 0,
             Self::Redis(server) => server.port(),
             Self::Postgres(server) => server.port(),
             Self::PostgresStandby { primary, .. } => primary.port(),
@@ -271,6 +297,9 @@ impl Servers {
             Self::Sqlite(directory) => {
                 let path = directory.path().join("locks.db");
                 format!("sqlite:{}?busy_timeout_ms=1500", path.display())
+            }
+            Self::SqliteReplaced(file) => {
+                format!("sqlite:{}?busy_timeout_ms=1500&fences=clock", file.path().display())
             }
             Self::Redis(_) => format!("redis://127.0.0.1:{port}/0?{TIMEOUTS}"),
             Self::RedisSentinel(sentinel) => {
@@ -310,5 +339,50 @@ impl Servers {
             }
             _ => Effect::default(),
         }
+    }
+}
+
+/// A SQLite file in a directory that is exchanged for another one.
+///
+/// Only the file could not be: its log has a fixed name beside it, and SQLite would read the log of
+/// one file into another.
+#[derive(Debug)]
+struct ReplacedFile {
+    directory: TempDir,
+    replaced: u32,
+}
+
+impl ReplacedFile {
+    const NAME: &str = "locks.db";
+
+    fn new() -> Self {
+        let file = Self { directory: TempDir::new(), replaced: 0 };
+        fs::create_dir(file.current()).expect("created");
+        file
+    }
+
+    fn current(&self) -> PathBuf {
+        self.directory.path().join("current")
+    }
+
+    fn path(&self) -> PathBuf {
+        self.current().join(Self::NAME)
+    }
+
+    /// Exchanges the directory for one with a copy of the file, or for an empty one.
+    fn replace(&mut self, with_a_copy: bool) {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        self.replaced += 1;
+        let other = self.directory.path().join(format!("other-{}", self.replaced));
+        fs::create_dir(&other).expect("created");
+        if with_a_copy {
+            let copy = || {
+                let db = rusqlite::Connection::open(self.path())?;
+                db.execute("VACUUM INTO ?1", [other.join(Self::NAME).to_string_lossy()])
+            };
+            // The file may not be there yet. Then the other one is empty too.
+            drop(copy());
+        }
+        renameat_with(CWD, &other, CWD, self.current(), RenameFlags::EXCHANGE).expect("exchanged");
     }
 }

@@ -5,9 +5,9 @@
 use std::collections::HashMap;
 
 use super::TOLERANCE;
-use crate::history::{Allowance, History, Kind, Micros, Op, Outcome};
+use crate::history::{Allowance, FaultSpan, History, Kind, Micros, Op, Outcome};
 
-/// How far a replica may be behind.
+/// How far a replica, or a copy, may be behind.
 const BEHIND: Micros = 1_000_000;
 
 /// Returns the lock ids with an operation that a failover may have lost.
@@ -19,10 +19,16 @@ pub(super) fn lost(history: &History) -> impl Iterator<Item = u32> + '_ {
     history.ops.iter().filter(has_effect).filter(is_hit).map(|op| op.id)
 }
 
-/// Returns from when to when failovers may lose something.
+/// Returns from when to when failovers, and a store that was replaced, may lose something.
 fn failovers(history: &History) -> Vec<(Micros, Micros)> {
-    let failovers = history.faults.iter().filter(|fault| fault.allows == Allowance::LostWrites);
-    failovers.map(|fault| (fault.from.saturating_sub(BEHIND), fault.to)).collect()
+    let is_failover =
+        |fault: &&FaultSpan| matches!(fault.allows, Allowance::LostWrites | Allowance::LostStore);
+    history
+        .faults
+        .iter()
+        .filter(is_failover)
+        .map(|fault| (fault.from.saturating_sub(BEHIND), fault.to))
+        .collect()
 }
 
 fn is_hit(op: &Op, failovers: &[(Micros, Micros)]) -> bool {
@@ -167,6 +173,29 @@ mod tests {
         op(&mut history, Kind::Acquire, "a", 3_500, Outcome::Granted(1));
         op(&mut history, Kind::Acquire, "b", 3_600, Outcome::Granted(2));
         assert_eq!(broken(&history), ["I1", "linearizability"]);
+    }
+
+    #[test]
+    fn a_store_that_was_replaced_may_lose_grants_and_releases_but_repeats_no_fence() {
+        for (allows, fence, rules) in [
+            (Allowance::LostStore, 2, &[][..]),
+            (Allowance::LostStore, 1, &["I2", "linearizability"]),
+            (Allowance::Nothing, 2, &["I1", "linearizability"]),
+        ] {
+            let mut history = history();
+            history.faults[0].allows = allows;
+            op(&mut history, Kind::Acquire, "a", 4_000, Outcome::Granted(1));
+            op(&mut history, Kind::Acquire, "b", 5_100, Outcome::Granted(fence));
+            history.ops[0].ttl_ms = 2_000;
+            assert_eq!(broken(&history), rules, "{allows:?} {fence}");
+        }
+        let mut history = history();
+        history.faults[0].allows = Allowance::LostStore;
+        op(&mut history, Kind::Acquire, "a", 4_000, Outcome::Granted(1));
+        history.ops[0].ttl_ms = 9_000;
+        op(&mut history, Kind::Release, "a", 4_500, Outcome::Released);
+        op(&mut history, Kind::Acquire, "b", 5_100, Outcome::Contended);
+        assert_eq!(broken(&history), Vec::<&str>::new());
     }
 
     #[test]

@@ -98,6 +98,11 @@ impl Visited {
     }
 }
 
+/// Returns whether an operation of unknown outcome can no longer take effect at a time.
+fn is_over(op: &Op, at: Micros) -> bool {
+    at > op.end || at.saturating_sub(op.start) >= LATE
+}
+
 struct Search<'a, E> {
     all: &'a [Op],
     /// The operations of known outcome, as indexes, and the undos.
@@ -219,7 +224,7 @@ impl<E: Fn(Micros, Micros) -> bool> Search<'_, E> {
         let mut found = Vec::new();
         for (index, &(number, undo)) in self.unknown.iter().enumerate() {
             let op = &self.all[number];
-            let is_due = op.start <= bound && bound.saturating_sub(op.start) < LATE;
+            let is_due = op.start <= bound && !is_over(op, bound);
             let is_undone = undo.is_some_and(|undo| configuration.has(undo));
             if !is_due || is_undone || configuration.applied.contains(&index) {
                 continue;
@@ -236,9 +241,7 @@ impl<E: Fn(Micros, Micros) -> bool> Search<'_, E> {
             next.applied.push(index);
             next.applied.sort_unstable();
             // Those that can no longer take effect need not be told apart.
-            next.applied.retain(|&index| {
-                bound.saturating_sub(self.all[self.unknown[index].0].start) < LATE
-            });
+            next.applied.retain(|&index| !is_over(&self.all[self.unknown[index].0], bound));
             found.push(next);
         }
         found

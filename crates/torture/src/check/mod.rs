@@ -2,6 +2,7 @@
 
 mod failover;
 mod linear;
+mod repetition;
 mod rules;
 
 use std::collections::{BTreeMap, HashSet};
@@ -70,19 +71,29 @@ pub struct Checked {
     pub undecided: usize,
 }
 
-/// When locks may end early or late.
+/// What the faults of a history allow, by the documentation.
 #[derive(Clone, Debug, Default)]
-struct Excuses(Vec<(Micros, Micros)>);
+struct Excuses {
+    /// When locks may end early or late.
+    expiry: Vec<(Micros, Micros)>,
+    /// Lock ids that may hold their lock a second time.
+    repeated: HashSet<u32>,
+}
 
 impl Excuses {
-    fn of(faults: &[FaultSpan]) -> Self {
-        let excuses = faults.iter().filter(|fault| fault.allows == Allowance::Expiry);
-        Self(excuses.map(|fault| (fault.from, fault.to)).collect())
+    fn of(history: &History) -> Self {
+        let is_excuse =
+            |fault: &&FaultSpan| matches!(fault.allows, Allowance::Expiry | Allowance::LostStore);
+        let expiry = history.faults.iter().filter(is_excuse);
+        Self {
+            expiry: expiry.map(|fault| (fault.from, fault.to)).collect(),
+            repeated: repetition::repeated_ids(history),
+        }
     }
 
-    /// Returns whether an excuse overlaps a time.
+    /// Returns whether a lock that existed at a time may end early or late.
     fn cover(&self, from: Micros, to: Micros) -> bool {
-        self.0.iter().any(|&(begin, end)| begin <= to && from <= end)
+        self.expiry.iter().any(|&(begin, end)| begin <= to && from <= end)
     }
 }
 
@@ -90,11 +101,11 @@ impl Excuses {
 #[must_use]
 pub fn check(history: &History, accepted: &[Accepted], precision: Precision) -> Checked {
     let history = &excused(history);
-    let excuses = Excuses::of(&history.faults);
+    let excuses = Excuses::of(history);
     let mut checked =
         Checked { violations: rules::check(history, &excuses, precision), ..Default::default() };
     checked.violations.extend(check_register(history, accepted));
-    for (key, ops) in by_key(history) {
+    for (key, ops) in by_key(history.ops.clone(), repetition::second_effects(history)) {
         match linearize(&ops, precision, |from, to| excuses.cover(from, to)) {
             Verdict::Linearizable => {
                 let lockers: HashSet<_> = ops.iter().map(|op| (op.process, op.locker)).collect();
@@ -125,22 +136,22 @@ pub fn check_hand_overs(history: &History, calm_from: Micros) -> Vec<Violation> 
     found
 }
 
-/// Returns the lock ids whose release, undo or record the faults may have lost, by the
-/// documentation: such a lock may stay until it expires.
+/// Returns the lock ids whose release, undo or record the faults may have lost, or that may hold
+/// their lock a second time, by the documentation: such a lock may stay until it expires.
 #[must_use]
 pub fn ids_that_may_stay(history: &History) -> HashSet<u32> {
-    let excuses = Excuses::of(&history.faults);
+    let excuses = Excuses::of(history);
     let is_hit = |op: &&Op| excuses.cover(op.start, op.end);
     let evicted = history.ops.iter().filter(is_hit).map(|op| op.id);
-    evicted.chain(failover::lost(history)).collect()
+    evicted.chain(failover::lost(history)).chain(excuses.repeated.iter().copied()).collect()
 }
 
 /// Returns the operations of each key that may have had an effect or tell something.
-fn by_key(history: &History) -> BTreeMap<u32, Vec<Op>> {
+fn by_key(ops: Vec<Op>, second_effects: Vec<Op>) -> BTreeMap<u32, Vec<Op>> {
     let mut keys: BTreeMap<u32, Vec<Op>> = BTreeMap::new();
-    for op in &history.ops {
+    for op in ops.into_iter().chain(second_effects) {
         if !matches!(op.outcome, Outcome::Failed | Outcome::AlreadyUsed) && op.key != u32::MAX {
-            keys.entry(op.key).or_default().push(op.clone());
+            keys.entry(op.key).or_default().push(op);
         }
     }
     for ops in keys.values_mut() {

@@ -19,7 +19,7 @@ pub(super) fn check(history: &History, excuses: &Excuses, precision: Precision) 
     for (key, ops) in &keys {
         found.extend(exclusion(*key, ops, excuses, precision));
         found.extend(fences(*key, ops));
-        found.extend(releases(*key, ops, precision));
+        found.extend(releases(*key, ops, excuses, precision));
     }
     found.extend(beliefs(history, excuses));
     found.extend(refused_writes(history, excuses));
@@ -125,10 +125,11 @@ fn fences(key: u32, ops: &[&Op]) -> Vec<Violation> {
 }
 
 /// I4: at most one release of an id succeeds.
-fn releases(key: u32, ops: &[&Op], precision: Precision) -> Vec<Violation> {
+fn releases(key: u32, ops: &[&Op], excuses: &Excuses, precision: Precision) -> Vec<Violation> {
     let mut released: HashMap<u32, &Op> = HashMap::new();
     let mut found = Vec::new();
-    for op in ops.iter().filter(|op| op.outcome == Outcome::Released) {
+    let is_once = |op: &&&Op| !excuses.repeated.contains(&op.id);
+    for op in ops.iter().filter(|op| op.outcome == Outcome::Released).filter(is_once) {
         let first = released.insert(op.id, op);
         let first = first.filter(|first| !(precision.shares_releases && overlap(first, op)));
         if let Some(first) = first {

@@ -21,7 +21,7 @@ fn op(history: &mut History, kind: Kind, id: &str, from: u64, to: u64, outcome: 
 }
 
 fn broken(history: &History) -> Vec<&'static str> {
-    let excuses = Excuses::of(&history.faults);
+    let excuses = Excuses::of(history);
     let found = check(history, &excuses, Precision { expiry: 0, shares_releases: false });
     found.into_iter().map(|violation: Violation| violation.rule).collect()
 }

@@ -188,6 +188,7 @@ fn figures(run: &Run) -> Vec<(&'static str, u64)> {
         ("processes stopped (SIGSTOP)", run.damage.stops),
         ("connections cut", run.damage.cuts),
         ("failovers", run.damage.failovers),
+        ("packets sent twice", run.damage.duplicates),
         ("concurrent histories, linearizable", run.checked.histories as u64),
         ("histories not decided", run.checked.undecided as u64),
         ("writes accepted by the fenced register", run.accepted),

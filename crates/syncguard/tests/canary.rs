@@ -6,55 +6,14 @@ mod support;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
+use servers::log::Log;
 use servers::shown;
 use support::{Call, Fault, Faulty, locker, ms, ttl_ms};
 use syncguard::backend::{AcquireRequest, Layer, ReleaseRequest};
 use syncguard::telemetry::{EventSink, LockEvent, TelemetryLayer, TracingSink};
 use syncguard::{ErrorCode, Key, LockBackend, LockId, LockOptions, Locker, Ttl, diagnostics};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
 const CANARY: &str = "canary-key-4711";
-
-/// Records every `tracing` event.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<String>>);
-
-impl Subscriber for Log {
-    fn enabled(&self, _metadata: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, span: &Attributes<'_>) -> Id {
-        span.record(&mut Line(&mut self.0.lock().expect("no panic")));
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _span: &Id, values: &Record<'_>) {
-        values.record(&mut Line(&mut self.0.lock().expect("no panic")));
-    }
-
-    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut text = self.0.lock().expect("no panic");
-        event.record(&mut Line(&mut text));
-        text.push('\n');
-    }
-
-    fn enter(&self, _span: &Id) {}
-
-    fn exit(&self, _span: &Id) {}
-}
-
-struct Line<'a>(&'a mut String);
-
-impl Visit for Line<'_> {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        write!(self.0, "{field}={value:?} ").expect("writing to a string");
-    }
-}
 
 #[derive(Debug)]
 struct EventsAsText(Arc<Mutex<String>>);
@@ -150,7 +109,7 @@ async fn neither_key_nor_lock_id_is_shown_anywhere() {
     }
     seen.push_str(&events.lock().expect("no panic"));
 
-    let logged = log.0.lock().expect("no panic").clone();
+    let logged = log.take();
     assert!(logged.contains("message=lost "), "the log was written: {logged}");
     assert!(logged.contains("was not released"), "the log was written: {logged}");
     let everything = seen + &logged;

@@ -6,12 +6,11 @@ mod firestore_channels;
 mod firestore_raw;
 mod servers;
 
-use std::fmt::Write as _;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use firestore_channels::{Channels, RequestFault};
 use firestore_raw::{Raw, fields, integer, number_of, string};
+use servers::log::Log;
 use servers::{grant, key, request};
 use syncguard::backend::{
     AcquireOutcome, AcquireRequest, Capabilities, Clock, ExtendRequest, Fenced, Hint,
@@ -24,9 +23,6 @@ use syncguard::{
     ReleaseOutcome, Timestamp, Ttl,
 };
 use test_support::FirestoreEmulator;
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
 async fn connect(emulator: &FirestoreEmulator) -> (FirestoreBackend, Channels) {
     let channels = Channels::new(emulator);
@@ -152,51 +148,6 @@ async fn a_lock_that_a_query_returns_by_mistake_is_not_changed() {
     assert_eq!(raw.get("locks/theirs").await.expect("still there"), before);
 }
 
-/// A subscriber that records every `tracing` event with its level.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<String>>);
-
-impl Log {
-    /// Takes the lines since the last call.
-    fn lines(&self) -> Vec<String> {
-        let text = std::mem::take(&mut *self.0.lock().expect("no panic inside"));
-        text.lines().map(str::to_owned).collect()
-    }
-}
-
-impl Subscriber for Log {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("syncguard")
-    }
-
-    fn new_span(&self, _span: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _span: &Id, _values: &Record<'_>) {}
-
-    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut text = self.0.lock().expect("no panic inside");
-        write!(text, "{} ", event.metadata().level()).expect("writing to a string");
-        event.record(&mut Line(&mut text));
-        text.push('\n');
-    }
-
-    fn enter(&self, _span: &Id) {}
-
-    fn exit(&self, _span: &Id) {}
-}
-
-struct Line<'a>(&'a mut String);
-
-impl Visit for Line<'_> {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        write!(self.0, "{field}={value:?} ").expect("writing to a string");
-    }
-}
-
 #[tokio::test]
 async fn an_id_in_several_documents_logs_a_warning_without_key_or_id() {
     let Some(emulator) = FirestoreEmulator::start() else { return };
@@ -206,8 +157,9 @@ async fn an_id_in_several_documents_logs_a_warning_without_key_or_id() {
     let ((backend, _), raw) = (connect(&emulator).await, Raw::new(emulator.port()));
     let id = request("any").lock_id();
     let warnings = || {
-        let lines: Vec<String> =
-            log.lines().into_iter().filter(|line| line.contains("several documents")).collect();
+        let logged = log.take();
+        let lines: Vec<&str> =
+            logged.lines().filter(|line| line.contains("several documents")).collect();
         for line in &lines {
             assert!(line.starts_with("WARN") && line.contains("documents=2"), "{line}");
             assert!(!line.contains("canary") && !line.contains(id.expose()), "{line}");

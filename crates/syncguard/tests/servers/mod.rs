@@ -1,8 +1,9 @@
 //! Helpers for tests with real servers: acquiring locks, waiting for a condition or a notification,
-//! and cutting connections.
+//! cutting connections, and reading the log.
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
+pub(crate) mod log;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 

@@ -17,8 +17,8 @@ use crate::common::key::Key;
 /// Administers a store. You get it from [`LockBackend::admin`](crate::LockBackend::admin).
 ///
 /// Implement it for a type that shares the connection of the backend, often the backend itself. A
-/// [`Cursor`] has a format of your own. Listed locks have fences, so a backend without fences cannot
-/// list.
+/// [`Cursor`] has a format of your own. Listed locks have fences, so a backend without fences
+/// cannot list.
 pub trait Admin: fmt::Debug + Send + Sync {
     /// Returns a page of the live locks. Continue with its [`next`](Page::next).
     ///

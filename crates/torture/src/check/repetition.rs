@@ -9,8 +9,8 @@ use crate::history::{Allowance, History, Micros, Op, Outcome};
 /// server that is stopped for a few seconds at most.
 const LATE: Micros = 10_000_000;
 
-/// Returns the second effects of operations whose requests were sent twice: as operations of unknown
-/// outcome, because they may come at any time, before the answer too, or never.
+/// Returns the second effects of operations whose requests were sent twice: as operations of
+/// unknown outcome, because they may come at any time, before the answer too, or never.
 pub(super) fn second_effects(history: &History) -> Vec<Op> {
     let repeated = history.ops.iter().filter(|op| is_repeated(op, history));
     let second = |op: &Op| Op {

@@ -165,7 +165,8 @@ impl FirestoreConfig {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// // An error means that a provider is already installed.
     /// drop(rustls::crypto::ring::default_provider().install_default());
-    /// let credentials = impersonated::Builder::from_source_credentials(Builder::default().build()?)
+    /// let source = Builder::default().build()?;
+    /// let credentials = impersonated::Builder::from_source_credentials(source)
     ///     .with_target_principal("locks@my-project.iam.gserviceaccount.com")
     ///     .build()?;
     /// let config = FirestoreConfig::new("my-project").credentials(credentials);

@@ -22,6 +22,14 @@ pub(crate) fn root() -> PathBuf {
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).args(arguments);
+    // `cargo run` has set these for this program. Build scripts would run again, and what depends
+    // on them be built again, whenever someone runs cargo with and without xtask in turn.
+    for (name, _) in std::env::vars_os() {
+        let is_ours = |prefix| name.to_str().is_some_and(|name| name.starts_with(prefix));
+        if is_ours("CARGO_PKG_") || is_ours("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
     command
 }
 

@@ -1,14 +1,25 @@
 //! `cargo xtask bench`.
 
 use std::fs;
+use std::process::Command;
 
-use crate::shell::{Outcome, cargo, root, step};
+use crate::shell::{Outcome, cargo, root, step, target};
 use crate::{report, tools};
 
 /// The benchmarks, by file name: the backends, the command (`cli`), fence counters, how cost grows
-/// with the number of locks and waiters, and what is made of several locks.
-const BACKENDS: [&str; 9] =
-    ["cli", "fences", "firestore", "growth", "memory", "postgres", "primitives", "redis", "sqlite"];
+/// with the number of locks and waiters, what is made of several locks, and other libraries.
+const BACKENDS: [&str; 10] = [
+    "cli",
+    "fences",
+    "firestore",
+    "growth",
+    "memory",
+    "postgres",
+    "primitives",
+    "redis",
+    "rivals",
+    "sqlite",
+];
 
 /// Runs the benchmarks and collects their results.
 pub(crate) fn run(backends: &[String]) -> Outcome {
@@ -28,13 +39,8 @@ pub(crate) fn run(backends: &[String]) -> Outcome {
             continue;
         }
         let out = directory.join(format!("{backend}.json"));
-        let package = if backend == "cli" { "syncguard-cli" } else { "syncguard" };
-        let bench = ["bench", "--package", package, "--all-features", "--bench", backend];
-        let mut bench = cargo(&bench);
+        let mut bench = command(backend)?;
         bench.env("SYNCGUARD_BENCH_OUT", &out);
-        if backend == "firestore" {
-            bench.env("PATH", tools::firestore_emulator()?);
-        }
         let outcome = step(&format!("benchmark {backend}"), &mut bench);
         if let Err(message) = outcome {
             missed.push(message);
@@ -50,4 +56,23 @@ pub(crate) fn run(backends: &[String]) -> Outcome {
     report::write(&page, &results)?;
     println!("\nresults: {}\npage: {}", all.display(), page.display());
     if missed.is_empty() { Ok(()) } else { Err(missed.join("; ")) }
+}
+
+/// Returns the command of a benchmark, and installs what it needs.
+fn command(backend: &str) -> Outcome<Command> {
+    if backend == "rivals" {
+        // One of the other libraries is built with OpenSSL.
+        tools::from_debian("pkg-config", "pkg-config")?;
+        tools::from_debian("/usr/include/openssl/ssl.h", "libssl-dev")?;
+        let mut rivals =
+            cargo(&["run", "--release", "--manifest-path", "crates/rivals/Cargo.toml"]);
+        rivals.arg("--target-dir").arg(target().join("rivals"));
+        return Ok(rivals);
+    }
+    let package = if backend == "cli" { "syncguard-cli" } else { "syncguard" };
+    let mut bench = cargo(&["bench", "--package", package, "--all-features", "--bench", backend]);
+    if backend == "firestore" {
+        bench.env("PATH", tools::firestore_emulator()?);
+    }
+    Ok(bench)
 }

@@ -29,7 +29,7 @@ usage: cargo xtask COMMAND
                      name contains a TEXT
 
 backends: firestore, memory, postgres, redis, sqlite
-other benchmarks: cli, fences, growth, primitives
+other benchmarks: cli, fences, growth, primitives, rivals (other libraries)
 ";
 
 fn main() -> ExitCode {

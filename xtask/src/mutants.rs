@@ -406,14 +406,14 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a shard that moves is not followed",
         file: "backends/redis/route.rs",
-        original: "Self::Shard { nodes, .. } => nodes.refresh(link.version).await,",
+        original: "Self::Shard { nodes, .. } => nodes.refresh(version).await,",
         mutated: "Self::Shard { .. } => {}",
         caught_by: "redis_shards",
     },
     Mutant {
         name: "replicas confirm a replay that wrote nothing",
         file: "backends/redis/lua/acquire.lua",
-        original: "redis.call('SET', KEYS[1], raw, 'KEEPTTL')",
+        original: "redis.call('SET', lock, raw, 'KEEPTTL')",
         mutated: "",
         caught_by: "redis_replicas",
     },
@@ -476,14 +476,14 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "an acquire on Redis has no physical expiry",
         file: "backends/redis/lua/acquire.lua",
-        original: "'PX', ARGV[4])\nreturn {1, fence, expires}",
-        mutated: "'KEEPTTL')\nreturn {1, fence, expires}",
+        original: "redis.call('SET', lock, record, 'PX', stored_ms, raw",
+        mutated: "redis.call('SET', lock, record, raw",
         caught_by: "redis_wire",
     },
     Mutant {
         name: "an extend on Redis has no physical expiry",
         file: "backends/redis/lua/extend.lua",
-        original: "redis.call('SET', lock, record, 'PX', ARGV[4])",
+        original: "redis.call('SET', lock, record, 'PX', stored_ms)",
         mutated: "redis.call('SET', lock, record, 'KEEPTTL')",
         caught_by: "redis_wire",
     },
@@ -663,7 +663,7 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "torture, redis: an extend revives a dead lock",
         file: "backends/redis/lua/extend.lua",
-        original: "if expires <= now - ARGV[2] then",
+        original: "if expires <= now - ARGV[1] then",
         mutated: "if false then",
         caught_by: "torture/redis",
     },

@@ -1,7 +1,7 @@
 //! Compares the Redis backend with a bare client that runs the same scripts, with the scripts that
 //! the wire format describes, and with the crate rslock, in one run.
 //!
-//! `cargo xtask bench redis`
+//! `cargo xtask bench redis`. With the argument `cycles`, only the first section is measured.
 
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "a program, not a library")]
 
@@ -32,6 +32,10 @@ fn main() {
     report.section("Acquire and release");
     let runtime = contention::runtime();
     runtime.block_on(uncontended(&mut report, &server));
+    if std::env::args().any(|argument| argument == "cycles") {
+        report.finish("redis");
+        return;
+    }
     load_generator(&mut report, &server);
     runtime.block_on(server_time(&mut report, &server));
     runtime.block_on(contention::tasks(
@@ -99,13 +103,8 @@ impl contention::Poller for Bare {
 }
 
 macro_rules! lua {
-    ($file:literal) => {
-        concat!(
-            include_str!("../src/backends/redis/lua/common.lua"),
-            include_str!("../src/backends/redis/lua/fence.lua"),
-            include_str!("../src/backends/redis/lua/find.lua"),
-            include_str!(concat!("../src/backends/redis/lua/", $file))
-        )
+    ($($file:literal)*) => {
+        concat!("local is_asked = false\n", $(include_str!(concat!("../src/backends/redis/lua/", $file, ".lua"))),*)
     };
 }
 
@@ -114,8 +113,10 @@ impl Bare {
         let script = |text: &str| Arc::new(Script::new(text));
         Self {
             raw,
-            acquire: script(lua!("acquire.lua")),
-            release: script(lua!("release.lua")),
+            acquire: script(lua!("common" "fence" "acquire_shared" "acquire_alone" "acquire")),
+            release: script(lua!(
+                "common" "find" "release_shared" "delete_one" "release_alone" "release"
+            )),
             is_plain: false,
             held: None,
         }
@@ -138,33 +139,26 @@ impl Bare {
         let request = AcquireRequest::new(Key::new(key).unwrap(), Ttl::DEFAULT).unwrap();
         let lock_id = request.lock_id();
         let (lock, index) = (format!("bare:{key}"), format!("bare:id:{}", lock_id.expose()));
-        let granted: (i64, String, String) = self
-            .acquire
-            .key(&lock)
-            .key(&index)
-            .key(format!("bare:fence:bare:{key}"))
-            .arg(lock_id.expose())
-            .arg("30000")
-            .arg("1000")
-            .arg(if self.is_plain { &lock } else { "32000" })
-            .arg(format!("\"{key}\""))
-            .arg("900000000000000")
-            .arg("0")
-            .arg("0")
-            .arg("0")
-            .invoke_async(&mut self.raw)
-            .await
-            .unwrap();
+        let id = lock_id.expose();
+        let quoted = format!("\"{key}\"");
+        let mut call = self.acquire.key(&lock);
+        call.key(&index).key(format!("bare:fence:bare:{key}"));
+        if self.is_plain {
+            call.arg(id).arg("30000").arg("1000").arg(&lock).arg(&quoted);
+        } else {
+            call.arg("1000").arg("900000000000000").arg("0").arg("0").arg("2000").arg("0");
+            call.arg(id).arg("30000").arg(&quoted);
+        }
+        let granted: (i64, redis::Value, redis::Value) =
+            call.invoke_async(&mut self.raw).await.unwrap();
         assert_eq!(granted.0, 1);
         let mut call = self.release.key(&index);
-        call.key(&lock)
-            .arg(lock_id.expose())
-            .arg("1000")
-            .arg("0")
-            .arg("bare:wake")
-            .arg("bare:wake:")
-            .arg("")
-            .arg("");
+        if self.is_plain {
+            call.arg(id).arg("1000");
+        } else {
+            call.key(&lock).arg("1000").arg("bare:wake:").arg("").arg("60000");
+            call.arg(id).arg("bare:wake").arg("");
+        }
         assert_eq!(call.invoke_async::<i64>(&mut self.raw).await.unwrap(), 1);
     }
 }

@@ -112,10 +112,10 @@ impl fmt::Display for ErrorCode {
 /// assert!(!error.is_retryable());
 /// ```
 #[derive(Clone)]
-pub struct Error(Box<Inner>);
+pub struct Error(Box<ErrorInner>);
 
 #[derive(Clone)]
-struct Inner {
+struct ErrorInner {
     code: ErrorCode,
     message: String,
     abort_reason: Option<AbortReason>,
@@ -142,7 +142,7 @@ impl Error {
     /// Creates an error. The message is one line, starts in lowercase, and contains no key, lock id
     /// or password.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner {
+        Self(Box::new(ErrorInner {
             code,
             message: message.into(),
             abort_reason: None,

@@ -14,7 +14,7 @@ use crate::contract::request::{AcquireRequest, ExtendRequest, Hint, ReleaseReque
 
 /// The state of a key.
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
+struct ModelSlot {
     counter: u64,
     record: Option<Record>,
 }
@@ -28,7 +28,7 @@ struct Record {
 
 /// The result of an operation, without times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
+enum ModelAnswer {
     Granted(u64),
     Contended,
     AlreadyUsed,
@@ -41,53 +41,54 @@ enum Answer {
 /// The contract: what each operation does and returns, on one timeline.
 #[derive(Debug, Default)]
 struct Model {
-    slots: HashMap<Key, Slot>,
+    slots: HashMap<Key, ModelSlot>,
 }
 
 impl Model {
-    fn acquire(&mut self, request: &AcquireRequest) -> Answer {
+    fn acquire(&mut self, request: &AcquireRequest) -> ModelAnswer {
         let slot = self.slots.entry(request.key().clone()).or_default();
         match slot.record {
             Some(own) if own.lock_id == request.lock_id() && own.is_live => {
-                Answer::Granted(own.fence)
+                ModelAnswer::Granted(own.fence)
             }
-            Some(own) if own.lock_id == request.lock_id() => Answer::AlreadyUsed,
-            Some(other) if other.is_live => Answer::Contended,
+            Some(own) if own.lock_id == request.lock_id() => ModelAnswer::AlreadyUsed,
+            Some(other) if other.is_live => ModelAnswer::Contended,
             _ => {
                 slot.counter += 1;
                 let (lock_id, fence) = (request.lock_id(), slot.counter);
                 slot.record = Some(Record { lock_id, fence, is_live: true });
-                Answer::Granted(fence)
+                ModelAnswer::Granted(fence)
             }
         }
     }
 
-    fn live_slot_of(&mut self, lock_id: LockId) -> Option<&mut Slot> {
+    fn live_slot_of(&mut self, lock_id: LockId) -> Option<&mut ModelSlot> {
         let holds = |record: &Record| record.lock_id == lock_id && record.is_live;
         self.slots.values_mut().find(|slot| slot.record.as_ref().is_some_and(holds))
     }
 
-    fn release(&mut self, lock_id: LockId) -> Answer {
+    fn release(&mut self, lock_id: LockId) -> ModelAnswer {
         match self.live_slot_of(lock_id) {
             Some(slot) => {
                 slot.record = None;
-                Answer::Yes
+                ModelAnswer::Yes
             }
-            None => Answer::No,
+            None => ModelAnswer::No,
         }
     }
 
-    fn extend(&mut self, lock_id: LockId) -> Answer {
-        if self.live_slot_of(lock_id).is_some() { Answer::Yes } else { Answer::No }
+    fn extend(&mut self, lock_id: LockId) -> ModelAnswer {
+        if self.live_slot_of(lock_id).is_some() { ModelAnswer::Yes } else { ModelAnswer::No }
     }
 
     fn live_record(&self, key: &Key) -> Option<Record> {
         self.slots.get(key).and_then(|slot| slot.record).filter(|record| record.is_live)
     }
 
-    fn lookup_id(&mut self, lock_id: LockId) -> Answer {
+    fn lookup_id(&mut self, lock_id: LockId) -> ModelAnswer {
         let record = self.live_slot_of(lock_id).and_then(|slot| slot.record);
-        record.map_or(Answer::Nothing, |record| Answer::Found(record.lock_id, record.fence))
+        record
+            .map_or(ModelAnswer::Nothing, |record| ModelAnswer::Found(record.lock_id, record.fence))
     }
 }
 
@@ -160,8 +161,8 @@ pub async fn check_history<F: Fixture>(fixture: &F, seed: u64, steps: usize) {
                 let lock_id = requests[request].lock_id();
                 let release = ReleaseRequest::new(lock_id).with_hint(hint_for(&keys, hint));
                 let answer = match backend.release(&release).await.expect("the store works") {
-                    ReleaseOutcome::Released => Answer::Yes,
-                    ReleaseOutcome::NotHeld(_) => Answer::No,
+                    ReleaseOutcome::Released => ModelAnswer::Yes,
+                    ReleaseOutcome::NotHeld(_) => ModelAnswer::No,
                 };
                 (model.release(lock_id), answer)
             }
@@ -170,8 +171,8 @@ pub async fn check_history<F: Fixture>(fixture: &F, seed: u64, steps: usize) {
                 let extend =
                     ExtendRequest::new(lock_id, Ttl::DEFAULT).with_hint(hint_for(&keys, hint));
                 let answer = match backend.extend(&extend).await.expect("the store works") {
-                    ExtendOutcome::Extended(_) => Answer::Yes,
-                    ExtendOutcome::NotHeld(_) => Answer::No,
+                    ExtendOutcome::Extended(_) => ModelAnswer::Yes,
+                    ExtendOutcome::NotHeld(_) => ModelAnswer::No,
                 };
                 (model.extend(lock_id), answer)
             }
@@ -182,19 +183,22 @@ pub async fn check_history<F: Fixture>(fixture: &F, seed: u64, steps: usize) {
             }
             Step::LookupKey { key } => {
                 let found = backend.lookup_key(&keys[key]).await.expect("the store works");
-                let expected = model
-                    .live_record(&keys[key])
-                    .map_or(Answer::Nothing, |record| Answer::Found(record.lock_id, record.fence));
+                let expected =
+                    model.live_record(&keys[key]).map_or(ModelAnswer::Nothing, |record| {
+                        ModelAnswer::Found(record.lock_id, record.fence)
+                    });
                 (
                     expected,
-                    found.map_or(Answer::Nothing, |lock| found_answer(lock.lock_id, lock.token)),
+                    found.map_or(ModelAnswer::Nothing, |lock| {
+                        found_answer(lock.lock_id, lock.token)
+                    }),
                 )
             }
             Step::LookupId { request } => {
                 let lock_id = requests[request].lock_id();
                 let found = backend.lookup_id(&lock_id).await.expect("the store works");
-                let actual =
-                    found.map_or(Answer::Nothing, |lock| found_answer(lock.lock_id, lock.token));
+                let actual = found
+                    .map_or(ModelAnswer::Nothing, |lock| found_answer(lock.lock_id, lock.token));
                 (model.lookup_id(lock_id), actual)
             }
             Step::Age { key } | Step::Kill { key } => {
@@ -249,11 +253,11 @@ fn new_request(key: &Key) -> AcquireRequest {
 async fn acquire(
     backend: &impl LockBackend<Fencing = crate::backend::Fenced>,
     request: &AcquireRequest,
-) -> Answer {
+) -> ModelAnswer {
     match backend.acquire(request).await.expect("the store works") {
-        AcquireOutcome::Acquired(lease) => Answer::Granted(lease.fence().get()),
-        AcquireOutcome::Contended { .. } => Answer::Contended,
-        AcquireOutcome::AlreadyUsed => Answer::AlreadyUsed,
+        AcquireOutcome::Acquired(lease) => ModelAnswer::Granted(lease.fence().get()),
+        AcquireOutcome::Contended { .. } => ModelAnswer::Contended,
+        AcquireOutcome::AlreadyUsed => ModelAnswer::AlreadyUsed,
     }
 }
 
@@ -261,12 +265,12 @@ fn hint_for(keys: &[Key], hint: Option<usize>) -> Hint {
     hint.map_or_else(Hint::default, |hint| Hint::key(keys[hint].clone()))
 }
 
-fn yes_or_no(answer: bool) -> Answer {
-    if answer { Answer::Yes } else { Answer::No }
+fn yes_or_no(answer: bool) -> ModelAnswer {
+    if answer { ModelAnswer::Yes } else { ModelAnswer::No }
 }
 
-fn found_answer(lock_id: LockId, fence: Fence) -> Answer {
-    Answer::Found(lock_id, fence.get())
+fn found_answer(lock_id: LockId, fence: Fence) -> ModelAnswer {
+    ModelAnswer::Found(lock_id, fence.get())
 }
 
 /// A small generator, so that a seed produces the same history everywhere.

@@ -7,13 +7,14 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::BoxFuture;
 use crate::common::error::{Error, ErrorCode, Result};
@@ -30,7 +31,7 @@ pub(crate) trait Batched: Send + 'static {
     type Answer: Send + 'static;
 
     /// Returns what no other operation of the same batch may have.
-    fn conflict_key(&self) -> Option<&str>;
+    fn conflict_key(&self) -> Option<&[u8]>;
 }
 
 /// Gathers the operations of one kind.
@@ -47,8 +48,8 @@ struct BatchQueue<O: Batched> {
 }
 
 struct BatchState<O: Batched> {
-    /// How many batches are on their way and not overdue.
-    in_flight: usize,
+    /// When the batches left that are on their way.
+    departures: Vec<Instant>,
     /// Operations that wait for the next batch.
     gathered: VecDeque<Gathered<O>>,
     /// Whether a task will send them.
@@ -79,13 +80,26 @@ impl<O: Batched> Drop for Boarding<O> {
 }
 
 /// A batch that is on its way.
-struct Departure<O: Batched> {
+pub(crate) struct Departure<O: Batched> {
     queue: Arc<BatchQueue<O>>,
+    departed: Instant,
+}
+
+impl<O: Batched> Departure<O> {
+    fn new(queue: &Arc<BatchQueue<O>>, state: &mut BatchState<O>) -> Self {
+        let departed = Instant::now();
+        state.departures.push(departed);
+        Self { queue: Arc::clone(queue), departed }
+    }
 }
 
 impl<O: Batched> Drop for Departure<O> {
     fn drop(&mut self) {
-        self.queue.state().in_flight -= 1;
+        let mut state = self.queue.state();
+        if let Some(place) = state.departures.iter().position(|at| *at == self.departed) {
+            state.departures.swap_remove(place);
+        }
+        drop(state);
         self.queue.may_depart.notify_one();
     }
 }
@@ -94,17 +108,37 @@ type Taken<O> = (Vec<O>, Vec<ReplySender<O>>, Departure<O>, Option<Boarding<O>>)
 
 type ReplySender<O> = oneshot::Sender<Result<<O as Batched>::Answer>>;
 
-enum Joined<O: Batched> {
+/// What becomes of an operation.
+pub(crate) enum Joined<O: Batched> {
+    /// The caller sends it now, and keeps the departure until the answer is there.
     Alone(O, Departure<O>),
-    /// The first that gathers also starts the task.
-    Gathers(oneshot::Receiver<Result<O::Answer>>, Option<Boarding<O>>),
+    /// It is sent with others.
+    Gathered(Reply<O::Answer>),
+}
+
+/// The answer to an operation that is sent with others.
+pub(crate) struct Reply<T>(oneshot::Receiver<Result<T>>);
+
+impl<T> Future for Reply<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let reply = ready!(Pin::new(&mut self.0).poll(context));
+        // The runtime of the batch has ended before its answer came.
+        Poll::Ready(reply.unwrap_or_else(|_closed| {
+            Err(Error::new(
+                ErrorCode::ServiceUnavailable,
+                "the runtime that sent this operation has ended",
+            ))
+        }))
+    }
 }
 
 impl<O: Batched> Batcher<O> {
     /// Creates a batcher whose batches have at most `limit` operations.
     pub(crate) fn new(limit: usize) -> Self {
         let state = BatchState {
-            in_flight: 0,
+            departures: Vec::new(),
             gathered: VecDeque::new(),
             is_boarding: false,
             has_company: false,
@@ -113,35 +147,64 @@ impl<O: Batched> Batcher<O> {
         Self { queue: Arc::new(BatchQueue { state, may_depart, limit }) }
     }
 
-    /// Sends an operation, together with others if there are any, and returns its answer.
+    /// Adds an operation to those that are sent together, or returns it to be sent alone.
     ///
     /// `send` gets a batch, which is never empty, and returns an answer for each operation, in the
     /// same order.
     ///
     /// # Cancel safety
     ///
-    /// If you drop the future while its operation gathers, the operation is not sent. Later, its
-    /// batch continues in the background; if the operation was sent alone, the future that `send`
-    /// returned is dropped.
-    pub(crate) async fn run<Sending>(
+    /// If you drop the reply while its operation gathers, the operation is not sent. Later, its
+    /// batch continues in the background.
+    pub(crate) fn join<Sending>(
         &self,
         operation: O,
         send: impl Fn(Vec<O>) -> Sending + Send + Sync + 'static,
+    ) -> Joined<O>
+    where
+        Sending: Future<Output = Vec<Result<O::Answer>>> + Send + 'static,
+    {
+        let queue = &self.queue;
+        let mut state = queue.state();
+        let expects_others = is_together() || state.has_company;
+        if !state.is_boarding && !expects_others && state.departs_in().is_none() {
+            let departure = Departure::new(queue, &mut state);
+            return Joined::Alone(operation, departure);
+        }
+        let (reply, answer) = oneshot::channel();
+        state.gathered.push_back(Gathered { operation, reply });
+        if state.gathered.len() >= queue.limit {
+            queue.may_depart.notify_one();
+        }
+        let is_first = !std::mem::replace(&mut state.is_boarding, true);
+        drop(state);
+        if is_first {
+            // The first that gathers starts the task.
+            spawn(depart(Boarding(Some(Arc::clone(queue))), Arc::new(send)));
+        }
+        Joined::Gathered(Reply(answer))
+    }
+
+    /// Sends an operation, together with others if there are any, and returns its answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`join`](Self::join). If the operation was sent alone, the future that `send` returned is
+    /// dropped.
+    pub(crate) async fn run<Sending>(
+        &self,
+        operation: O,
+        send: impl Fn(Vec<O>) -> Sending + Clone + Send + Sync + 'static,
     ) -> Result<O::Answer>
     where
         Sending: Future<Output = Vec<Result<O::Answer>>> + Send + 'static,
     {
-        match self.queue.join(operation, is_together()) {
-            Joined::Alone(operation, departure) => {
-                let (answers, _departure) = answers(send(vec![operation]), departure).await;
-                answers.into_iter().next().unwrap_or_else(|| Err(abandoned()))
+        match self.join(operation, send.clone()) {
+            Joined::Alone(operation, _departure) => {
+                let mut answers = send(vec![operation]).await;
+                answers.pop().expect("BUG: every operation has an answer")
             }
-            Joined::Gathers(answer, boarding) => {
-                if let Some(boarding) = boarding {
-                    spawn(depart(boarding, Arc::new(send)));
-                }
-                answer.await.unwrap_or_else(|_closed| Err(abandoned()))
-            }
+            Joined::Gathered(reply) => reply.await,
         }
     }
 }
@@ -155,10 +218,9 @@ where
 {
     Box::pin(async move {
         let Some(queue) = boarding.0.clone() else { return };
-        while queue.must_wait() {
-            if timeout(OVERDUE, queue.may_depart.notified()).await.is_err() {
-                break;
-            }
+        while let Some(wait) = queue.departs_in() {
+            // Whether it ended or not, the queue is looked at again.
+            drop(timeout(wait, queue.may_depart.notified()).await);
         }
         // Tasks that are ready to run join, such as those that the last batch has answered.
         tokio::task::yield_now().await;
@@ -169,7 +231,7 @@ where
         if operations.is_empty() {
             return;
         }
-        let (answers, departure) = answers(send(operations), departure).await;
+        let answers = send(operations).await;
         for (reply, answer) in replies.into_iter().zip(answers) {
             // A caller that was dropped needs no answer.
             drop(reply.send(answer));
@@ -178,44 +240,16 @@ where
     })
 }
 
-/// Waits for the answers of a batch. If they are overdue, the next batch may leave before.
-async fn answers<O: Batched>(
-    sending: impl Future<Output = Vec<Result<O::Answer>>>,
-    departure: Departure<O>,
-) -> (Vec<Result<O::Answer>>, Option<Departure<O>>) {
-    let mut sending = pin!(sending);
-    if let Ok(answers) = timeout(OVERDUE, sending.as_mut()).await {
-        return (answers, Some(departure));
-    }
-    drop(departure);
-    (sending.await, None)
-}
-
 impl<O: Batched> BatchQueue<O> {
     fn state(&self) -> MutexGuard<'_, BatchState<O>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn join(self: &Arc<Self>, operation: O, is_together: bool) -> Joined<O> {
-        let mut state = self.state();
-        let expects_others = is_together || state.has_company;
-        if state.in_flight == 0 && !state.is_boarding && !expects_others {
-            state.in_flight += 1;
-            return Joined::Alone(operation, Departure { queue: Arc::clone(self) });
-        }
-        let (reply, answer) = oneshot::channel();
-        state.gathered.push_back(Gathered { operation, reply });
-        if state.gathered.len() >= self.limit {
-            self.may_depart.notify_one();
-        }
-        let is_first = !std::mem::replace(&mut state.is_boarding, true);
-        Joined::Gathers(answer, is_first.then(|| Boarding(Some(Arc::clone(self)))))
-    }
-
-    fn must_wait(&self) -> bool {
+    /// Returns how long what has gathered waits for batches that are on their way.
+    fn departs_in(&self) -> Option<Duration> {
         let state = self.state();
         // A full batch has nothing to wait for.
-        state.in_flight > 0 && state.gathered.len() < self.limit
+        state.departs_in().filter(|_| state.gathered.len() < self.limit)
     }
 
     /// Takes the next batch. What it has no room for, or what conflicts, remains to be sent.
@@ -242,18 +276,22 @@ impl<O: Batched> BatchQueue<O> {
                 state.gathered.push_back(Gathered { operation, reply });
             }
         }
-        state.in_flight += 1;
         state.has_company = operations.len() > 1;
+        let departure = Departure::new(self, &mut state);
         state.is_boarding = !state.gathered.is_empty();
         let rest = state.is_boarding.then(|| Boarding(Some(Arc::clone(self))));
         drop(state);
-        (operations, replies, Departure { queue: Arc::clone(self) }, rest)
+        (operations, replies, departure, rest)
     }
 }
 
-/// Creates the error for a batch whose runtime ended before its answer came.
-fn abandoned() -> Error {
-    Error::new(ErrorCode::ServiceUnavailable, "the runtime that sent this operation has ended")
+impl<O: Batched> BatchState<O> {
+    /// Returns how long the next batch waits for those that are on their way. One that is overdue
+    /// keeps no other waiting.
+    fn departs_in(&self) -> Option<Duration> {
+        let left = |departed: &Instant| OVERDUE.checked_sub(departed.elapsed());
+        self.departures.iter().filter_map(left).filter(|left| !left.is_zero()).max()
+    }
 }
 
 /// Starts the task that sends a batch.
@@ -288,8 +326,8 @@ mod tests {
     impl Batched for Numbered {
         type Answer = usize;
 
-        fn conflict_key(&self) -> Option<&str> {
-            self.conflict_key.as_deref()
+        fn conflict_key(&self) -> Option<&[u8]> {
+            self.conflict_key.as_deref().map(str::as_bytes)
         }
     }
 
@@ -389,7 +427,7 @@ mod tests {
         assert_eq!(server.sent(), [vec![1], vec![2, 3]]);
         server.permits.add_permits(2);
         assert_eq!(answers(calls).await, [1, 2, 3]);
-        assert_eq!(server.batcher.queue.state().in_flight, 0);
+        assert_eq!(server.batcher.queue.state().departures, []);
     }
 
     #[tokio::test(start_paused = true)]

@@ -96,7 +96,9 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
         let call = async move {
             let Engine { recorder, backend, .. } = &*context.engine;
             let (answer, key) = match any_of {
-                None => (recorder.acquire(backend, &request).await, None),
+                // Without a sink the future is smaller.
+                None if recorder.is_off() => (backend.acquire(&request).await, None),
+                None => (Box::pin(recorder.acquire(backend, &request)).await, None),
                 Some(keys) => {
                     let request = AcquireAnyRequest::of(keys, request);
                     match Box::pin(recorder.acquire_any(backend, &request)).await {

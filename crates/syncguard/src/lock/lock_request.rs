@@ -43,10 +43,10 @@ use crate::contract::{BoxFuture, LockBackend};
 #[must_use = "a lock request does nothing unless it is awaited"]
 pub struct LockRequest<'a, B: LockBackend> {
     context: &'a Arc<Context<B>>,
-    state: State<'a, B>,
+    state: RequestState<'a, B>,
 }
 
-enum State<'a, B: LockBackend> {
+enum RequestState<'a, B: LockBackend> {
     New {
         /// The key, or the name of the queue if any of several locks will do.
         key: Result<Key>,
@@ -60,25 +60,25 @@ enum State<'a, B: LockBackend> {
 
 impl<'a, B: LockBackend> LockRequest<'a, B> {
     pub(super) fn new(context: &'a Arc<Context<B>>, key: Result<Key>) -> Self {
-        Self { context, state: State::New { key, any_of: None, options: None } }
+        Self { context, state: RequestState::New { key, any_of: None, options: None } }
     }
 
     /// Creates a request for any of several locks, whose waiters are in one queue.
     pub(super) fn any_of(context: &'a Arc<Context<B>>, queue: Key, keys: Arc<[Key]>) -> Self {
         let (key, any_of) = (Ok(queue), Some(keys));
-        Self { context, state: State::New { key, any_of, options: None } }
+        Self { context, state: RequestState::New { key, any_of, options: None } }
     }
 
     option_setters!();
 
     fn options_mut(&mut self) -> &mut LockOptions {
-        if !matches!(self.state, State::New { .. }) {
+        if !matches!(self.state, RequestState::New { .. }) {
             // Possible only if the request is polled by hand. Its wait is dropped, and leaves no
             // lock behind.
             let error = Error::invalid("options of a lock request cannot change while it waits");
-            self.state = State::New { key: Err(error), any_of: None, options: None };
+            self.state = RequestState::New { key: Err(error), any_of: None, options: None };
         }
-        let State::New { options, .. } = &mut self.state else {
+        let RequestState::New { options, .. } = &mut self.state else {
             unreachable!("BUG: it was made new above")
         };
         options.get_or_insert_with(|| Box::new((*self.context.options).clone()))
@@ -143,7 +143,8 @@ impl<'a, B: LockBackend> LockRequest<'a, B> {
     /// Returns the context and the key of the wait. Invalid input is reported here, before any I/O.
     #[expect(clippy::type_complexity, reason = "the parts of one request")]
     fn begin(&mut self) -> Result<(OptionsInUse<'a, B>, Key, Option<Arc<[Key]>>)> {
-        let State::New { key, any_of, options } = std::mem::replace(&mut self.state, State::Done)
+        let RequestState::New { key, any_of, options } =
+            std::mem::replace(&mut self.state, RequestState::Done)
         else {
             panic!("a lock request was polled after it completed");
         };
@@ -209,7 +210,7 @@ impl<B: LockBackend> Future for LockRequest<'_, B> {
     type Output = Result<LockGuard<B>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut std::task::Context<'_>) -> Poll<Self::Output> {
-        if let State::New { .. } = self.state {
+        if let RequestState::New { .. } = self.state {
             let (options, key, any_of) = self.begin()?;
             let span = tracing::debug_span!(
                 target: "syncguard::engine",
@@ -221,17 +222,17 @@ impl<B: LockBackend> Future for LockRequest<'_, B> {
                 Wait::new(options.get(), &key, any_of.as_ref()).until_acquired().await
             };
             // Without a span the future is smaller.
-            self.state = State::Waiting(if span.is_disabled() {
+            self.state = RequestState::Waiting(if span.is_disabled() {
                 Box::pin(wait)
             } else {
                 Box::pin(wait.instrument(span))
             });
         }
-        let State::Waiting(wait) = &mut self.state else {
+        let RequestState::Waiting(wait) = &mut self.state else {
             panic!("a lock request was polled after it completed");
         };
         let acquired = ready!(wait.as_mut().poll(context));
-        self.state = State::Done;
+        self.state = RequestState::Done;
         Poll::Ready(acquired)
     }
 }

@@ -44,13 +44,13 @@ pub(super) struct SharedLease<B: LockBackend> {
     wanted_since: LocalInstant,
     /// Another queue whose first waiter can take this lock.
     also_wakes: Option<Key>,
-    inner: Mutex<Inner>,
+    inner: Mutex<LeaseInner>,
     /// Notified when the state changes.
     changed: Notify,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct LeaseInner {
     state: LeaseState,
     expires_at: Timestamp,
     receipt: Option<Receipt>,
@@ -127,7 +127,7 @@ impl<B: LockBackend> SharedLease<B> {
             token: grant.token,
             wanted_since: grant.wanted_since,
             also_wakes: grant.also_wakes,
-            inner: Mutex::new(Inner {
+            inner: Mutex::new(LeaseInner {
                 state,
                 expires_at: grant.expires_at,
                 receipt: grant.receipt,
@@ -141,7 +141,7 @@ impl<B: LockBackend> SharedLease<B> {
         }
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    fn inner(&self) -> MutexGuard<'_, LeaseInner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -216,7 +216,7 @@ impl<B: LockBackend> SharedLease<B> {
 
     /// Lets go of the lock for the guard: nothing is extended after this. `and_then` runs on the
     /// state afterwards.
-    fn let_go<T>(&self, and_then: impl FnOnce(&mut Inner) -> T) -> T {
+    fn let_go<T>(&self, and_then: impl FnOnce(&mut LeaseInner) -> T) -> T {
         let now = self.now();
         let (let_go, since, seen) = {
             let mut inner = self.inner();
@@ -279,7 +279,7 @@ impl<B: LockBackend> SharedLease<B> {
 
     /// Finishes a release: undoes a copy of the request that may still be open, and lets the next
     /// waiter try. `and_then` updates the state first.
-    fn settle<T>(&self, and_then: impl FnOnce(&mut Inner) -> T) -> T {
+    fn settle<T>(&self, and_then: impl FnOnce(&mut LeaseInner) -> T) -> T {
         let (seen, unsettled, was_given_back) = {
             let mut inner = self.inner();
             let was_given_back = std::mem::replace(&mut inner.is_given_back, true);

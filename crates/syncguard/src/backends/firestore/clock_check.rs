@@ -31,11 +31,11 @@ impl Default for Limits {
 #[derive(Debug)]
 pub(super) struct ClockCheck {
     limits: Option<Limits>,
-    state: Mutex<State>,
+    state: Mutex<ClockState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ClockState {
     known: Option<Sample>,
     last_warning: Option<Instant>,
 }
@@ -94,7 +94,7 @@ impl ClockCheck {
         Self { limits, state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ClockState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,7 +124,7 @@ impl ClockCheck {
         }
     }
 
-    fn warn(&self, state: &mut State, now: Moment) {
+    fn warn(&self, state: &mut ClockState, now: Moment) {
         const INTERVAL: Duration = Duration::from_mins(1);
         let (Some(limits), Some(known)) = (self.limits, state.known) else { return };
         let is_due = state.last_warning.is_none_or(|last| last.elapsed() >= INTERVAL);

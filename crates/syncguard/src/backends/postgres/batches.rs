@@ -45,8 +45,8 @@ pub(super) type AcquireAnswer = (AcquireOperation, Row);
 impl Batched for AcquireOperation {
     type Answer = AcquireAnswer;
 
-    fn conflict_key(&self) -> Option<&str> {
-        Some(&self.lock_key)
+    fn conflict_key(&self) -> Option<&[u8]> {
+        Some(self.lock_key.as_bytes())
     }
 }
 
@@ -55,8 +55,8 @@ pub(super) struct ReleaseOperation(pub(super) ReleaseRequest, String);
 impl Batched for ReleaseOperation {
     type Answer = ReleaseOutcome;
 
-    fn conflict_key(&self) -> Option<&str> {
-        Some(&self.1)
+    fn conflict_key(&self) -> Option<&[u8]> {
+        Some(self.1.as_bytes())
     }
 }
 
@@ -68,8 +68,8 @@ pub(super) struct ExtendOperation {
 impl Batched for ExtendOperation {
     type Answer = ExtendOutcome;
 
-    fn conflict_key(&self) -> Option<&str> {
-        Some(&self.lock_id)
+    fn conflict_key(&self) -> Option<&[u8]> {
+        Some(self.lock_id.as_bytes())
     }
 }
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::connection::Connection;
 use super::reply::text;
 use super::route::Route;
 use super::scripts::Argument::{Number, Text};
+use super::scripts::SCRIPTS;
 use super::settings::{self, ServerSettings};
 use super::{RedisBackend, error, fenced, names, record};
 use crate::common::error::Result;
@@ -28,13 +28,13 @@ struct AdminTarget<'a> {
 
 enum AdminConnection<'a> {
     /// The connection of the locks, and a name that routes scripts on a Cluster.
-    Shared(&'a Connection, String),
+    Shared(&'a Route, String),
     /// A node, whose scripts are not routed.
-    Node(Connection),
+    Node(Route),
 }
 
 impl AdminTarget<'_> {
-    fn connection(&self) -> &Connection {
+    fn route(&self) -> &Route {
         match &self.connection {
             AdminConnection::Shared(connection, _) => connection,
             AdminConnection::Node(connection) => connection,
@@ -56,14 +56,12 @@ impl RedisBackend {
         let Some(nodes) = &self.shared.nodes else {
             let shard = &self.shared.shards[0].shared;
             let name = format!("{}:", shard.names.space.prefix());
-            let connection = AdminConnection::Shared(&shard.connection, name);
+            let connection = AdminConnection::Shared(&shard.route, name);
             return vec![AdminTarget { address: String::new(), connection }];
         };
         let target = |node: std::sync::Arc<super::nodes::Node>| AdminTarget {
             address: node.address.clone(),
-            connection: AdminConnection::Node(Connection::Owned(Route::Server(
-                node.connection.clone(),
-            ))),
+            connection: AdminConnection::Node(Route::Server(node.connection.clone())),
         };
         nodes.all().into_iter().map(target).collect()
     }
@@ -79,7 +77,7 @@ impl RedisBackend {
     /// Fails if a server cannot be used, and logs what is risky about the others.
     pub(super) async fn check_servers(&self) -> Result<()> {
         for target in self.targets() {
-            let settings = ServerSettings::ask(target.connection()).await;
+            let settings = ServerSettings::ask(target.route()).await;
             settings.refuse_an_old_server()?;
             if !self.shared.shards[0].shared.is_cluster {
                 settings.refuse_a_lone_node()?;
@@ -94,7 +92,7 @@ impl RedisBackend {
         let (waits, fences) = (self.shared.waits_for_replicas, self.shared.fences.source);
         let mut found: Vec<Finding> = Vec::new();
         for target in self.targets() {
-            let settings = ServerSettings::ask(target.connection()).await;
+            let settings = ServerSettings::ask(target.route()).await;
             let coverage = settings.coverage().filter(|_| self.shared.nodes.is_some());
             for finding in settings.findings(waits, fences).into_iter().chain(coverage) {
                 if found.iter().all(|known| known.subject() != finding.subject()) {
@@ -104,45 +102,70 @@ impl RedisBackend {
         }
         found
     }
+
+    /// Returns a page of the live locks.
+    async fn page(&self, after: Option<&Cursor>) -> Result<Page> {
+        // The address of a node, if there are several, and the cursor of SCAN there.
+        let place = after.map_or("0", Cursor::place);
+        let (address, cursor) = place.rsplit_once(' ').unwrap_or(("", place));
+        let targets = self.targets();
+        // If the node is gone, the next one follows.
+        let is_due = |target: &AdminTarget<'_>| target.address.as_str() >= address;
+        let Some(at) = targets.iter().position(is_due) else { return Ok(Page::default()) };
+        let target = &targets[at];
+        let cursor = if target.address == address { cursor } else { "0" };
+        let pattern = self.name_pattern();
+        let arguments = [Text(cursor), Text(&pattern), Number(TIME_TOLERANCE_MS)];
+        let call = SCRIPTS.list.call(&target.keys(), &arguments);
+        let answer = target.route().inspect(&call).await?;
+        let Value::Array(items) = &answer else { return Err(error::unexpected_response()) };
+        let (next, records) = items.split_first().ok_or_else(error::unexpected_response)?;
+        let next = text(next).ok_or_else(error::unexpected_response)?;
+        // An invalid record is not a lock; operations on its key report it.
+        let parse = |item: &Value| match item {
+            Value::BulkString(json) => record::parse(json).ok(),
+            _ => None,
+        };
+        let next = match (next, targets.get(at + 1)) {
+            ("0", None) => None,
+            ("0", Some(other)) => Some(format!("{} 0", other.address)),
+            (next, _) if target.address.is_empty() => Some(next.to_owned()),
+            (next, _) => Some(format!("{} {next}", target.address)),
+        };
+        let locks = records.iter().filter_map(parse).collect();
+        Ok(Page::new(locks, next.map(Cursor::new)))
+    }
+
+    /// Deletes the counters of a server that match a pattern and are older than an age. Returns how
+    /// many there were.
+    async fn delete_counters(
+        &self,
+        target: &AdminTarget<'_>,
+        pattern: &str,
+        age_ms: u64,
+    ) -> Result<u64> {
+        let per_ms = Number(self.shared.fences.source.per_millisecond());
+        let (mut deleted, mut cursor) = (0, "0".to_owned());
+        loop {
+            let arguments = [Text(&cursor), Text(pattern), Number(age_ms), per_ms];
+            let call = SCRIPTS.collect_fences.call(&target.keys(), &arguments);
+            let answer = target.route().inspect(&call).await?;
+            let Value::Array(items) = &answer else { return Err(error::unexpected_response()) };
+            let [next, Value::Int(count)] = items.as_slice() else {
+                return Err(error::unexpected_response());
+            };
+            deleted += u64::try_from(*count).unwrap_or(0);
+            text(next).ok_or_else(error::unexpected_response)?.clone_into(&mut cursor);
+            if cursor == "0" {
+                return Ok(deleted);
+            }
+        }
+    }
 }
 
 impl Admin for RedisBackend {
     fn list<'a>(&'a self, after: Option<&'a Cursor>) -> BoxFuture<'a, Result<Page>> {
-        const OPERATION: &str = "list";
-        Box::pin(async move {
-            // The address of a node, if there are several, and the cursor of SCAN there.
-            let place = after.map_or("0", Cursor::place);
-            let (address, cursor) = place.rsplit_once(' ').unwrap_or(("", place));
-            let targets = self.targets();
-            // If the node is gone, the next one follows.
-            let is_due = |target: &AdminTarget<'_>| target.address.as_str() >= address;
-            let Some(at) = targets.iter().position(is_due) else { return Ok(Page::default()) };
-            let target = &targets[at];
-            let cursor = if target.address == address { cursor } else { "0" };
-            let pattern = self.name_pattern();
-            let arguments = [Text(cursor), Text(&pattern), Number(TIME_TOLERANCE_MS)];
-            let (script, connection) = (&self.shared.scripts.list, target.connection());
-            let answer = connection.inspect(OPERATION, script, &target.keys(), &arguments).await?;
-            let Value::Array(items) = &answer else {
-                return Err(error::unexpected_response(OPERATION));
-            };
-            let (next, records) =
-                items.split_first().ok_or_else(|| error::unexpected_response(OPERATION))?;
-            let next = text(next).ok_or_else(|| error::unexpected_response(OPERATION))?;
-            // An invalid record is not a lock; operations on its key report it.
-            let parse = |item: &Value| match item {
-                Value::BulkString(json) => record::parse(json, OPERATION).ok(),
-                _ => None,
-            };
-            let next = match (next, targets.get(at + 1)) {
-                ("0", None) => None,
-                ("0", Some(other)) => Some(format!("{} 0", other.address)),
-                (next, _) if target.address.is_empty() => Some(next.to_owned()),
-                (next, _) => Some(format!("{} {next}", target.address)),
-            };
-            let locks = records.iter().filter_map(parse).collect();
-            Ok(Page::new(locks, next.map(Cursor::new)))
-        })
+        Box::pin(async move { self.page(after).await.map_err(error::in_operation("list")) })
     }
 
     fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>>> {
@@ -150,38 +173,16 @@ impl Admin for RedisBackend {
     }
 
     fn collect_fences(&self, idle: Duration) -> BoxFuture<'_, Result<u64>> {
-        const OPERATION: &str = "collect_fences";
         Box::pin(async move {
-            let fences = self.shared.fences.source;
-            let age_ms = fences.collectable_age_ms(idle)?;
+            let age_ms = self.shared.fences.source.collectable_age_ms(idle)?;
             let pattern = match &self.shared.nodes {
                 Some(_) => names::counter_pattern_of_shards(&self.shared.prefix),
                 None => self.shared.shards[0].shared.names.counter_pattern()?,
             };
-            let script = &self.shared.scripts.collect_fences;
             let mut deleted = 0;
             for target in self.targets() {
-                let mut cursor = "0".to_owned();
-                loop {
-                    let per_ms = Number(fences.per_millisecond());
-                    let arguments = [Text(&cursor), Text(&pattern), Number(age_ms), per_ms];
-                    let connection = target.connection();
-                    let answer =
-                        connection.inspect(OPERATION, script, &target.keys(), &arguments).await?;
-                    let Value::Array(items) = &answer else {
-                        return Err(error::unexpected_response(OPERATION));
-                    };
-                    let [next, Value::Int(count)] = items.as_slice() else {
-                        return Err(error::unexpected_response(OPERATION));
-                    };
-                    deleted += u64::try_from(*count).unwrap_or(0);
-                    text(next)
-                        .ok_or_else(|| error::unexpected_response(OPERATION))?
-                        .clone_into(&mut cursor);
-                    if cursor == "0" {
-                        break;
-                    }
-                }
+                let counted = self.delete_counters(&target, &pattern, age_ms).await;
+                deleted += counted.map_err(error::in_operation("collect_fences"))?;
             }
             Ok(deleted)
         })
@@ -193,17 +194,18 @@ impl Admin for RedisBackend {
         fence: Fence,
         key: Option<&'a Key>,
     ) -> BoxFuture<'a, Result<()>> {
-        const OPERATION: &str = "check_fence";
         Box::pin(async move {
             let shard = &self.shard(resource).shared;
             let record = shard.names.resource(resource)?;
             let lock = key.map_or_else(String::new, fenced::lock_hash);
             let arguments = [Number(fence.get()), Text(&lock), Number(0)];
-            let (script, connection) = (&self.shared.scripts.check_fence, &shard.connection);
-            match connection.inspect(OPERATION, script, &[&record], &arguments).await? {
-                Value::Int(1) => Ok(()),
-                _ => Err(error::unexpected_response(OPERATION)),
-            }
+            let call = SCRIPTS.check_fence.call(&[&record], &arguments);
+            let checked = match shard.route.inspect(&call).await {
+                Ok(Value::Int(1)) => Ok(()),
+                Ok(_) => Err(error::unexpected_response()),
+                Err(error) => Err(error),
+            };
+            checked.map_err(error::in_operation("check_fence"))
         })
     }
 

@@ -6,7 +6,7 @@ use redis::{ConnectionInfo, FromRedisValue, RedisResult, Value};
 
 use super::error;
 use super::layout::tag_of;
-use super::survey::{Answer, survey};
+use super::survey::{NodeAnswer, survey};
 use super::topology::{Resolver, at};
 use crate::common::error::{Error, Result};
 
@@ -47,7 +47,7 @@ async fn ask_node(
     resolver: &Resolver,
     node: &ConnectionInfo,
     slot: Option<u16>,
-) -> RedisResult<Answer<SlotMap>> {
+) -> RedisResult<NodeAnswer<SlotMap>> {
     let mut asked = resolver.open(node, resolver.connection_config()).await?;
     let slots: Vec<Slots> = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut asked).await?;
     let info = redis::cmd("CLUSTER").arg("INFO").query_async::<String>(&mut asked).await;
@@ -77,7 +77,7 @@ async fn ask_node(
         let nodes = slots.iter().flat_map(|slots| &slots.nodes);
         resolver.remember(nodes.map(address).collect());
     }
-    Ok(Answer { found, rank: (u64::from(is_usable), epoch), is_usable })
+    Ok(NodeAnswer { found, rank: (u64::from(is_usable), epoch), is_usable })
 }
 
 /// A range of slots and the nodes that serve it, the primary first.

@@ -24,7 +24,6 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::network_options::{NetworkOptions, network_setters};
 use crate::common::shard::MAX_SHARDS;
-use crate::common::ttl::Ttl;
 use crate::common::url_options::UrlOptions;
 
 /// The configuration of a [`RedisBackend`](super::RedisBackend).
@@ -300,9 +299,9 @@ impl Fences {
     }
 
     /// Returns the arguments of the scripts that draw a fence: fences per millisecond of the clock,
-    /// and the expiry of the counter in milliseconds.
-    pub(super) fn arguments(self, ttl: Ttl) -> [Argument<'static>; 2] {
-        let expiry = self.expiry.unwrap_or(Self::DEFAULT_EXPIRY).max(2 * ttl.as_duration());
+    /// and the least expiry of the counter in milliseconds.
+    pub(super) fn arguments(self) -> [Argument<'static>; 2] {
+        let expiry = self.expiry.unwrap_or(Self::DEFAULT_EXPIRY);
         let expiry_ms = match self.source {
             FenceSource::Counter => 0,
             FenceSource::Clock => u64::try_from(expiry.as_millis()).unwrap_or(u64::MAX),

@@ -10,8 +10,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::error;
-use super::route::{InUse, Route};
-use super::scripts::{Argument, Script};
+use super::scripts::{Call, is_unknown};
 use super::topology::Resolver;
 use crate::common::backoff::reconnect_delay;
 use crate::common::error::Result;
@@ -23,10 +22,21 @@ pub(super) enum CommandSink {
 }
 
 impl CommandSink {
-    pub(super) async fn send(&mut self, command: Cmd) -> RedisResult<Value> {
+    /// Runs a script, in one round trip if the server knows it.
+    pub(super) async fn run(&mut self, call: &Call) -> RedisResult<Value> {
+        match self.send(&call.command).await.and_then(Value::extract_error) {
+            Err(cause) if is_unknown(&cause) => {
+                self.send(&call.with_text()).await.and_then(Value::extract_error)
+            }
+            answer => answer,
+        }
+    }
+
+    /// Sends a command. Its answer may contain an error.
+    pub(super) fn send<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
         match self {
-            Self::Owned(connection) => command.query_async(connection).await,
-            Self::External(connection) => (connection.send)(command).await?.extract_error(),
+            Self::Owned(connection) => connection.req_packed_command(command),
+            Self::External(connection) => (connection.send)(command.clone()),
         }
     }
 }
@@ -54,132 +64,6 @@ impl SharedConnection {
     }
 }
 
-/// The connection for the locks of a shard: ours, or the caller's own, which reconnects by itself.
-pub(super) enum Connection {
-    Owned(Route),
-    External {
-        connection: SharedConnection,
-        /// For calls that no lock needs; locks use the connection's own timeouts.
-        inspection_timeout: Duration,
-    },
-}
-
-impl Connection {
-    /// Runs a script.
-    pub(super) async fn run(
-        &self,
-        operation: &'static str,
-        script: &Script,
-        keys: &[&str],
-        arguments: &[Argument<'_>],
-    ) -> Result<Value> {
-        match self {
-            Self::Owned(route) => {
-                let answer = route.drive(operation, script, keys, arguments, false).await?;
-                answer.ok_or_else(|| error::unexpected_response(operation))
-            }
-            Self::External { connection, .. } => {
-                let mut sink = CommandSink::External(connection.clone());
-                let answer = script.run(&mut sink, keys, arguments).await;
-                answer.map_err(|cause| error::map(&cause, operation))
-            }
-        }
-    }
-
-    /// Runs a script. Returns `None`, and changes nothing, if its keys are on two nodes while their
-    /// slot moves.
-    pub(super) async fn run_together(
-        &self,
-        operation: &'static str,
-        script: &Script,
-        keys: &[&str],
-        arguments: &[Argument<'_>],
-    ) -> Result<Option<Value>> {
-        match self {
-            Self::Owned(route) => route.drive(operation, script, keys, arguments, true).await,
-            Self::External { .. } => self.run(operation, script, keys, arguments).await.map(Some),
-        }
-    }
-
-    /// Runs a script for many locks. Returns `None` if the server did not run it, for example
-    /// because it is not in charge.
-    pub(super) async fn run_many(
-        &self,
-        operation: &'static str,
-        script: &Script,
-        keys: &[&str],
-        arguments: &[Argument<'_>],
-    ) -> Result<Option<Value>> {
-        let (mut sink, link) = match self {
-            Self::Owned(route) => {
-                let link = route.link().await;
-                let link = link.map_err(|cause| error::refused(&cause, operation))?;
-                (CommandSink::Owned(link.connection.clone()), Some(link))
-            }
-            Self::External { connection, .. } => (CommandSink::External(connection.clone()), None),
-        };
-        match script.run(&mut sink, keys, arguments).await {
-            Ok(answer) => Ok(Some(answer)),
-            Err(cause) if cause.code().is_some() => Ok(None),
-            Err(cause) => {
-                if let Some(link) = link {
-                    link.in_use.replace();
-                }
-                Err(error::map(&cause, operation))
-            }
-        }
-    }
-
-    /// Returns whether it leads to a Cluster that this backend knows the nodes of.
-    pub(super) fn is_cluster(&self) -> bool {
-        match self {
-            Self::Owned(Route::Server(server)) => server.resolver().is_cluster(),
-            Self::Owned(Route::Shard { .. }) => true,
-            Self::External { .. } => false,
-        }
-    }
-
-    /// Returns the connection in use, unless it is the caller's own or there is none.
-    pub(super) fn in_use(&self) -> Option<InUse> {
-        match self {
-            Self::Owned(route) => route.in_use(),
-            Self::External { .. } => None,
-        }
-    }
-
-    /// Runs a script that no lock needs, with a deadline even on a connection that has none.
-    pub(super) async fn inspect(
-        &self,
-        operation: &'static str,
-        script: &Script,
-        keys: &[&str],
-        arguments: &[Argument<'_>],
-    ) -> Result<Value> {
-        let answer = self.run(operation, script, keys, arguments);
-        match self {
-            Self::Owned(_) => answer.await,
-            Self::External { inspection_timeout, .. } => timeout(*inspection_timeout, answer)
-                .await
-                .unwrap_or_else(|_elapsed| Err(error::timeout(operation))),
-        }
-    }
-
-    /// Sends a plain command that no lock needs.
-    pub(super) async fn ask(&self, command: Cmd) -> RedisResult<Value> {
-        match self {
-            Self::Owned(route) => {
-                CommandSink::Owned(route.link().await?.connection).send(command).await
-            }
-            Self::External { connection, inspection_timeout } => {
-                let mut sink = CommandSink::External(connection.clone());
-                timeout(*inspection_timeout, sink.send(command))
-                    .await
-                    .unwrap_or_else(|_elapsed| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
-            }
-        }
-    }
-}
-
 /// A multiplexed connection to the server in charge. It reconnects by itself, once for all callers.
 ///
 /// A call in progress is never repeated, unless the server reports that it did nothing because
@@ -192,13 +76,13 @@ pub(super) struct Multiplexed {
 
 struct MultiplexedInner {
     resolver: Arc<Resolver>,
-    state: Mutex<State>,
+    state: Mutex<MultiplexedState>,
     /// The connection to the node that imports our slot, and its address. It serves one call at a
     /// time, because `ASKING` applies to the next command on the connection.
     importing: tokio::sync::Mutex<Option<(String, MultiplexedConnection)>>,
 }
 
-struct State {
+struct MultiplexedState {
     /// Counts connections, so that a call replaces only the connection that it used.
     generation: u64,
     /// The number of failures to connect in a row.
@@ -228,7 +112,8 @@ impl Multiplexed {
 
     /// Creates a connection that connects when it is used.
     pub(super) fn new(resolver: Arc<Resolver>) -> Self {
-        let state = State { generation: 0, failures: 0, link: ConnectionState::Disconnected };
+        let state =
+            MultiplexedState { generation: 0, failures: 0, link: ConnectionState::Disconnected };
         let (state, importing) = (Mutex::new(state), tokio::sync::Mutex::default());
         Self { shared: Arc::new(MultiplexedInner { resolver, state, importing }) }
     }
@@ -239,7 +124,7 @@ impl Multiplexed {
         match connection.link().await {
             Ok(_) => Ok(connection),
             Err(cause) if is_full(&connection.shared.resolver, &cause).await => Err(error::full()),
-            Err(cause) => Err(error::refused(&cause, error::CONNECT)),
+            Err(cause) => Err(error::refused(&cause)),
         }
     }
 
@@ -250,9 +135,7 @@ impl Multiplexed {
     pub(super) async fn ask_the_importer(
         &self,
         redirection: &RedisError,
-        script: &Script,
-        keys: &[&str],
-        arguments: &[Argument<'_>],
+        call: &Call,
     ) -> RedisResult<RedisResult<Value>> {
         let Some((address, _slot)) = redirection.redirect_node() else {
             return Err(redirection.clone());
@@ -267,12 +150,12 @@ impl Multiplexed {
             _ => self.shared.resolver.connect_to(address).await?,
         };
         let mut sink = CommandSink::Owned(connection.clone());
-        match sink.send(redis::cmd("ASKING")).await {
+        match sink.send(&redis::cmd("ASKING")).await.and_then(Value::extract_error) {
             // A user who may not send ASKING waits until the slot has moved.
             Err(cause) if cause.code().is_some() => return Ok(Err(redirection.clone())),
             answer => answer?,
         };
-        let answer = script.run_asked(&mut sink, keys, arguments).await;
+        let answer = sink.send(&call.asked()).await.and_then(Value::extract_error);
         if answer.as_ref().err().is_none_or(|cause| cause.code().is_some()) {
             *importing = Some((address.to_owned(), connection));
         }
@@ -336,7 +219,7 @@ impl Multiplexed {
 }
 
 impl MultiplexedInner {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MultiplexedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

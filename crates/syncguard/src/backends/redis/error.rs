@@ -7,6 +7,8 @@ use std::sync::Arc;
 use redis::{ErrorKind, RedisError};
 
 use crate::common::error::{Cause, Error, ErrorCode};
+use crate::common::key::Key;
+use crate::common::lock_id::LockId;
 
 /// The operation name for errors while connecting.
 pub(super) const CONNECT: &str = "connect";
@@ -19,21 +21,35 @@ pub(super) fn cause(error: &RedisError) -> Cause {
     })
 }
 
+/// Adds the operation that failed. An operation does it once, for everything below it.
+pub(super) fn in_operation(operation: &'static str) -> impl Fn(Error) -> Error {
+    move |error| error.with_operation("redis", operation)
+}
+
+/// Adds the operation that failed and its key.
+pub(super) fn of_key(operation: &'static str, key: &Key) -> impl Fn(Error) -> Error {
+    move |error| in_operation(operation)(error).with_key(key)
+}
+
+/// Adds the operation that failed and its lock id.
+pub(super) fn of_id(operation: &'static str, lock_id: LockId) -> impl Fn(Error) -> Error {
+    move |error| in_operation(operation)(error).with_lock_id(lock_id)
+}
+
 /// Maps an error of the driver.
-pub(super) fn map(error: &RedisError, operation: &'static str) -> Error {
+pub(super) fn map(error: &RedisError) -> Error {
     match error.code() {
-        Some("STALEFENCE") => return Error::stale_fence().with_operation("redis", operation),
-        Some("OTHERLOCK") => return Error::other_lock().with_operation("redis", operation),
+        Some("STALEFENCE") => return Error::stale_fence(),
+        Some("OTHERLOCK") => return Error::other_lock(),
         _ => {}
     }
     let (code, message, reached_the_store) = classify(error);
-    let mapped =
-        Error::new(code, message).with_operation("redis", operation).with_source(cause(error));
+    let mapped = Error::new(code, message).with_source(cause(error));
     if reached_the_store { mapped } else { mapped.without_effect() }
 }
 
 /// Maps an error while connecting. Nothing was sent that could take effect.
-pub(super) fn refused(error: &RedisError, operation: &'static str) -> Error {
+pub(super) fn refused(error: &RedisError) -> Error {
     let refused = match (error.code(), classify(error)) {
         // The only commands so far log in and select the database.
         (Some(_), (ErrorCode::Internal, ..)) => Error::new(
@@ -43,7 +59,7 @@ pub(super) fn refused(error: &RedisError, operation: &'static str) -> Error {
         ),
         (_, (code, message, _)) => Error::new(code, message),
     };
-    refused.with_operation("redis", operation).with_source(cause(error)).without_effect()
+    refused.with_source(cause(error)).without_effect()
 }
 
 /// Returns the code, the message, and whether the operation may have taken effect.
@@ -137,24 +153,21 @@ fn is_tls_failure(error: &RedisError) -> bool {
 /// Creates the error for a server that has reached `maxclients`.
 pub(super) fn full() -> Error {
     Error::new(ErrorCode::RateLimited, "Redis refused the connection: maxclients reached")
-        .with_operation("redis", CONNECT)
 }
 
 /// Creates the error for an answer that did not come in time.
-pub(super) fn timeout(operation: &'static str) -> Error {
+pub(super) fn timeout() -> Error {
     Error::new(ErrorCode::NetworkTimeout, "Redis did not answer in time")
-        .with_operation("redis", operation)
 }
 
 /// Creates the error for an answer that no script returns.
-pub(super) fn unexpected_response(operation: &'static str) -> Error {
+pub(super) fn unexpected_response() -> Error {
     Error::new(ErrorCode::Internal, "Redis sent an unexpected response")
-        .with_operation("redis", operation)
 }
 
 /// Creates the error for a record that syncguard did not write; nothing was changed.
-pub(super) fn foreign(operation: &'static str) -> Error {
-    Error::foreign_lock().with_operation("redis", operation)
+pub(super) fn foreign() -> Error {
+    Error::foreign_lock()
 }
 
 #[cfg(test)]
@@ -164,7 +177,7 @@ mod tests {
     use super::*;
 
     fn code_of(error: &RedisError) -> ErrorCode {
-        map(error, "acquire").code()
+        map(error).code()
     }
 
     #[test]
@@ -194,7 +207,7 @@ mod tests {
         for (code, expected) in table {
             let error = make_extension_error(code.to_owned(), Some("canary detail".to_owned()));
             assert_eq!(code_of(&error), expected, "{code}");
-            let shown = format!("{:?}", map(&error, "acquire"));
+            let shown = format!("{:?}", map(&error));
             assert!(!shown.contains("canary"), "{shown}");
         }
     }
@@ -212,7 +225,7 @@ mod tests {
             ((ErrorKind::Parse, "x").into(), ErrorCode::Internal, true),
         ];
         for (error, expected, may_have_taken_effect) in table {
-            let mapped = map(&error, "acquire");
+            let mapped = map(&error);
             assert_eq!(mapped.code(), expected, "{error}");
             assert_eq!(mapped.may_have_taken_effect(), may_have_taken_effect, "{error}");
         }
@@ -230,11 +243,11 @@ mod tests {
             ("OOM", ErrorCode::RateLimited),
         ] {
             let error = make_extension_error(code.to_owned(), Some("canary".to_owned()));
-            let refused = refused(&error, CONNECT);
+            let refused = refused(&error);
             assert_eq!(refused.code(), expected, "{code}");
             assert!(!refused.may_have_taken_effect(), "{code}");
         }
         let lost = RedisError::from(io::Error::from(io::ErrorKind::ConnectionReset));
-        assert!(!refused(&lost, CONNECT).may_have_taken_effect());
+        assert!(!refused(&lost).may_have_taken_effect());
     }
 }

@@ -172,7 +172,6 @@ impl FencedKeys {
         keys: &[impl AsRef<[u8]> + Sync],
         arguments: impl ToRedisArgs + Send + Sync,
     ) -> Result<T> {
-        const OPERATION: &str = "fenced write";
         let first = keys.first().ok_or_else(|| Error::invalid("a fenced write needs a key"))?;
         let record = record_of(first.as_ref())?;
         let expiry_ms = self.expiry.map_or(0, |expiry| expiry.as_millis());
@@ -192,8 +191,12 @@ impl FencedKeys {
         {
             answer = call("EVAL", &script.text).query_async::<Value>(connection).await;
         }
-        let answer = answer.map_err(|cause| error::map(&cause, OPERATION).with_key(lock.key()))?;
-        T::from_redis_value(answer).map_err(|_cause| error::unexpected_response(OPERATION))
+        answer
+            .map_err(|cause| error::map(&cause))
+            .and_then(|answer| {
+                T::from_redis_value(answer).map_err(|_cause| error::unexpected_response())
+            })
+            .map_err(error::of_key("fenced write", lock.key()))
     }
 }
 

@@ -151,7 +151,7 @@ impl Drop for Subscriber {
 
 impl PubSub {
     fn failure(&self, cause: &RedisError) -> Failure {
-        if error::map(cause, "subscribe").code() != ErrorCode::AuthFailed {
+        if error::map(cause).code() != ErrorCode::AuthFailed {
             return Failure::Lost;
         }
         if !self.has_warned.swap(true, Ordering::Relaxed) {

@@ -62,10 +62,10 @@ use crate::contract::notifier::Subscription;
 use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, ReleaseOutcome};
 use crate::contract::request::{AcquireAnyRequest, AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
-use batches::Batches;
+use batches::BatchedCalls;
 pub use config::RedisConfig;
 use config::{ConnectionSource, Fences};
-use connection::{Connection, Multiplexed, SharedConnection};
+use connection::{Multiplexed, SharedConnection};
 pub use fenced::{FencedKeys, FencedScript};
 use layout::{Layout, count_name, slot_of};
 use listener::{Channels, PushSource};
@@ -73,7 +73,6 @@ use names::Names;
 use nodes::Nodes;
 use replicas::{ReplicaRoute, Replicas};
 use route::Route;
-use scripts::Scripts;
 use shard::{LazyListener, Shard, ShardInner};
 use topology::{Resolver, Timeouts};
 
@@ -106,7 +105,6 @@ struct RedisInner {
     nodes: Option<Arc<Nodes>>,
     fences: Fences,
     waits_for_replicas: bool,
-    scripts: Arc<Scripts>,
 }
 
 impl RedisBackend {
@@ -121,7 +119,6 @@ impl RedisBackend {
         config.validate()?;
         let layout = config.layout()?;
         let parts = Parts {
-            scripts: Arc::new(Scripts::new()),
             cleanup: Arc::new(CleanupGate::new(config.network.cleanup_in_is_locked)),
             fences: config.fences,
             replicas: config.replicas,
@@ -140,21 +137,13 @@ impl RedisBackend {
                 let (database, certificates) = (topology.database(), config.certificates);
                 let resolver =
                     Resolver::new(*topology, certificates.as_ref(), parts.timeouts, name)?;
-                let resolver = Arc::new(resolver);
-                match config.shards {
-                    None => (vec![parts.whole(resolver, &layout, database).await?], None),
-                    Some(count) => {
-                        let nodes = parts.find_nodes(resolver, &layout, &prefix).await?;
-                        parts.check_count(&nodes, &prefix, count).await?;
-                        (parts.sharded(&nodes, &layout), Some(nodes))
-                    }
-                }
+                let opened =
+                    parts.open(Arc::new(resolver), database, &layout, &prefix, config.shards);
+                opened.await.map_err(error::in_operation(error::CONNECT))?
             }
         };
-        let (scripts, fences) = (parts.scripts, parts.fences);
-        let waits_for_replicas = parts.replicas.is_some();
-        let inner =
-            RedisInner { prefix, layout, shards, nodes, fences, waits_for_replicas, scripts };
+        let (fences, waits_for_replicas) = (parts.fences, parts.replicas.is_some());
+        let inner = RedisInner { prefix, layout, shards, nodes, fences, waits_for_replicas };
         let backend = Self { shared: Arc::new(inner) };
         backend.check_servers().await?;
         Ok(backend)
@@ -179,7 +168,6 @@ impl RedisBackend {
 
 /// What all shards share.
 struct Parts {
-    scripts: Arc<Scripts>,
     cleanup: Arc<CleanupGate>,
     fences: Fences,
     replicas: Option<(u32, Duration)>,
@@ -191,7 +179,24 @@ impl Parts {
     fn external(&self, connection: SharedConnection, layout: &Layout) -> Shard {
         let channels = Channels::new(layout.shards()[0].clone(), connection.database());
         let inspection_timeout = self.timeouts.response;
-        self.shard(Connection::External { connection, inspection_timeout }, channels, None, None)
+        self.shard(Route::External { connection, inspection_timeout }, channels, None, None)
+    }
+
+    /// Connects to a store, with or without shards.
+    async fn open(
+        &self,
+        resolver: Arc<Resolver>,
+        database: i64,
+        layout: &Layout,
+        prefix: &str,
+        shards: Option<u16>,
+    ) -> Result<(Vec<Shard>, Option<Arc<Nodes>>)> {
+        let Some(count) = shards else {
+            return Ok((vec![self.whole(resolver, layout, database).await?], None));
+        };
+        let nodes = self.find_nodes(resolver, layout, prefix).await?;
+        self.check_count(&nodes, prefix, count).await?;
+        Ok((self.sharded(&nodes, layout), Some(nodes)))
     }
 
     /// Connects to the only shard of a store.
@@ -206,9 +211,8 @@ impl Parts {
         let channels = Channels::new(layout.shards()[0].clone(), database);
         let listener = LazyListener::new(PushSource::Server(resolver));
         listener.started(&channels);
-        let connection = Connection::Owned(Route::Server(server));
         let replicas = replicas.map(ReplicaRoute::Server);
-        Ok(self.shard(connection, channels, Some(listener), replicas))
+        Ok(self.shard(Route::Server(server), channels, Some(listener), replicas))
     }
 
     /// Finds the nodes that serve the shards, and after these the record of their number.
@@ -221,7 +225,7 @@ impl Parts {
         let slots = layout.shards().iter().map(|names| slot_of(names.space.prefix()));
         let slots = slots.chain([slot_of(&count_name(prefix))]).collect();
         let nodes = Nodes::find(resolver, slots, self.replicas).await;
-        nodes.map_err(|cause| error::refused(&cause, error::CONNECT))
+        nodes.map_err(|cause| error::refused(&cause))
     }
 
     /// Creates the shards of a store. They connect when they are used.
@@ -230,32 +234,31 @@ impl Parts {
             let nodes = || Arc::clone(nodes);
             let timeout = self.timeouts.response;
             let listener = LazyListener::new(PushSource::Shard { nodes: nodes(), shard, timeout });
-            let connection = Connection::Owned(Route::Shard { nodes: nodes(), shard });
+            let route = Route::Shard { nodes: nodes(), shard };
             let replicas = self.replicas.map(|_| ReplicaRoute::Shard { nodes: nodes(), shard });
-            self.shard(connection, Channels::new(names.clone(), 0), Some(listener), replicas)
+            self.shard(route, Channels::new(names.clone(), 0), Some(listener), replicas)
         };
         layout.shards().iter().enumerate().map(shard).collect()
     }
 
     fn shard(
         &self,
-        connection: Connection,
+        route: Route,
         channels: Channels,
         listener: Option<LazyListener>,
         replicas: Option<ReplicaRoute>,
     ) -> Shard {
         Shard {
             shared: Arc::new(ShardInner {
-                is_cluster: connection.is_cluster(),
-                connection,
+                is_cluster: route.is_cluster(),
+                route,
                 names: channels.names().clone(),
-                scripts: Arc::clone(&self.scripts),
                 listener,
                 replicas,
                 fences: self.fences,
                 channels,
                 cleanup: Arc::clone(&self.cleanup),
-                batches: Batches::new(),
+                batches: BatchedCalls::new(),
             }),
         }
     }
@@ -281,8 +284,11 @@ impl LockBackend for RedisBackend {
         }
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        self.shard(request.key()).acquire(request).await
+    fn acquire(
+        &self,
+        request: &AcquireRequest,
+    ) -> impl Future<Output = Result<AcquireOutcome>> + Send {
+        self.shard(request.key()).acquire(request)
     }
 
     async fn acquire_any(&self, request: &AcquireAnyRequest) -> Result<AcquireAnyOutcome> {

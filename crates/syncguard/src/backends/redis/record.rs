@@ -27,8 +27,8 @@ struct Record {
 }
 
 /// Parses a record. An invalid one is an error, never a panic.
-pub(super) fn parse(json: &[u8], operation: &'static str) -> Result<StoredLock> {
-    let foreign = || error::foreign(operation);
+pub(super) fn parse(json: &[u8]) -> Result<StoredLock> {
+    let foreign = error::foreign;
     let record: Record = serde_json::from_slice(json).map_err(|_cause| foreign())?;
     Ok(StoredLock::new(
         Key::new(record.key).map_err(|_cause| foreign())?,
@@ -81,7 +81,7 @@ mod tests {
     fn any_order_any_escapes_any_numbers_and_unknown_fields_are_read() {
         let json = br#"{"fence":"000000000000007","acquiredAtMs":1.794769120208e+12,"more":[1],
             "key":"a\/b","expiresAtMs":1794769150208.0,"lockId":"WERfqnNu2ScFxRRPeY_ufw"}"#;
-        let lock = parse(json, "lookup").expect("a record");
+        let lock = parse(json).expect("a record");
         assert_eq!(lock.key.as_str(), "a/b");
         assert_eq!(lock.token.get(), 7);
         assert_eq!(lock.acquired_at.as_millis(), 1_794_769_120_208);
@@ -96,7 +96,7 @@ mod tests {
                 r#"{{"lockId":"WERfqnNu2ScFxRRPeY_ufw","expiresAtMs":2,"acquiredAtMs":1,
                 "key":"k","holder":{holder},"fence":"000000000000007"}}"#
             );
-            parse(json.as_bytes(), "lookup").expect("a record").holder
+            parse(json.as_bytes()).expect("a record").holder
         };
         let holder = record(r#""web-3\/4211\/sh""#).expect("a holder");
         assert_eq!(holder.as_str(), "web-3/4211/sh");
@@ -115,7 +115,7 @@ mod tests {
                 "lockId":"WERfqnNu2ScFxRRPeY_ufw"}"#,
         ];
         test_support::fuzz("redis_record", env!("CARGO_MANIFEST_DIR"), seeds, |json| {
-            match parse(json, "lookup") {
+            match parse(json) {
                 Ok(lock) => {
                     let request = AcquireRequest::new(lock.key.clone(), Ttl::DEFAULT);
                     let quoted = key_and_holder(&request.expect("randomness"));
@@ -136,7 +136,7 @@ mod tests {
     fn invalid_records_are_errors() {
         let good = r#"{"lockId":"WERfqnNu2ScFxRRPeY_ufw","expiresAtMs":2,"acquiredAtMs":1,
             "key":"k","fence":"000000000000007"}"#;
-        assert!(parse(good.as_bytes(), "lookup").is_ok());
+        assert!(parse(good.as_bytes()).is_ok());
         for (from, to) in [
             ("WERfqnNu2ScFxRRPeY_ufw", "short"),
             ("000000000000007", "7"),
@@ -145,7 +145,7 @@ mod tests {
             (":\"k\"", ":\"\""),
             ("{", "["),
         ] {
-            let error = parse(good.replace(from, to).as_bytes(), "lookup").expect_err(to);
+            let error = parse(good.replace(from, to).as_bytes()).expect_err(to);
             assert_eq!(error.code(), crate::ErrorCode::Internal);
         }
     }

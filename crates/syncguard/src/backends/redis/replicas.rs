@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use super::connection::CommandSink;
 use super::error;
 use super::nodes::Nodes;
-use super::scripts::{Argument, Script};
+use super::scripts::Call;
 use super::topology::Resolver;
 use crate::common::error::{Error, ErrorCode, Result};
 
@@ -39,24 +39,21 @@ impl ReplicaRoute {
     /// Runs a script and, if it `wrote` something, waits for replicas.
     pub(super) async fn run(
         &self,
-        operation: &'static str,
-        script: &Script,
-        keys: &[&str],
-        arguments: &[Argument<'_>],
+        call: &Call,
         wrote: impl Fn(&Value) -> bool + Send,
     ) -> Result<Confirmed> {
         let (nodes, shard) = match self {
             Self::Server(replicas) => {
-                return replicas.run(operation, script, keys, arguments, wrote).await;
+                return replicas.run(call, wrote).await;
             }
             Self::Shard { nodes, shard } => (nodes, *shard),
         };
         let serving = nodes.serving(shard);
-        let node = serving.node().map_err(|cause| error::refused(&cause, operation));
+        let node = serving.node().map_err(|cause| error::refused(&cause));
         let replicas = node.map(|node| node.replicas.as_ref());
         let answer = match replicas {
-            Ok(Some(replicas)) => replicas.run(operation, script, keys, arguments, wrote).await,
-            Ok(None) => Err(error::unexpected_response(operation)),
+            Ok(Some(replicas)) => replicas.run(call, wrote).await,
+            Ok(None) => Err(error::unexpected_response()),
             Err(error) => Err(error),
         };
         if answer.is_err() {
@@ -88,27 +85,24 @@ impl Replicas {
     /// connection is closed.
     pub(super) async fn run(
         &self,
-        operation: &'static str,
-        script: &Script,
-        keys: &[&str],
-        arguments: &[Argument<'_>],
+        call: &Call,
         wrote: impl Fn(&Value) -> bool + Send,
     ) -> Result<Confirmed> {
         let node_timeout = self.resolver.response_timeout();
         let place = tokio::time::timeout(node_timeout, self.places.acquire()).await;
         let Ok(Ok(_place)) = place else {
-            return Err(error::timeout(operation).without_effect());
+            return Err(error::timeout().without_effect());
         };
         let idle = self.idle().pop();
         let connection = match idle {
             Some(connection) => connection,
-            None => self.connect().await.map_err(|cause| error::refused(&cause, operation))?,
+            None => self.connect().await.map_err(|cause| error::refused(&cause))?,
         };
         let mut sink = CommandSink::Owned(connection.clone());
-        let answer = script.run(&mut sink, keys, arguments).await.map_err(|cause| {
+        let answer = sink.run(call).await.map_err(|cause| {
             // The others lead to the same server, which may be gone or no longer in charge.
             self.idle().clear();
-            error::map(&cause, operation)
+            error::map(&cause)
         })?;
         if !wrote(&answer) {
             self.idle().push(connection);
@@ -116,25 +110,24 @@ impl Replicas {
         }
         let mut wait = redis::cmd("WAIT");
         wait.arg(self.wanted).arg(u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX));
-        let confirmation = match sink.send(wait).await {
+        let confirmation = match sink.send(&wait).await.and_then(Value::extract_error) {
             Ok(count) => {
                 self.idle().push(connection);
                 match u32::from_redis_value(count) {
                     Ok(count) if count >= self.wanted => Ok(()),
-                    _ => Err(self.refusal(operation)),
+                    _ => Err(self.refusal()),
                 }
             }
-            Err(cause) => Err(error::map(&cause, operation)),
+            Err(cause) => Err(error::map(&cause)),
         };
         Ok(Confirmed { answer, confirmation })
     }
 
-    fn refusal(&self, operation: &'static str) -> Error {
+    fn refusal(&self) -> Error {
         Error::new(
             ErrorCode::ServiceUnavailable,
             format!("fewer than {} replicas confirmed the lock in time", self.wanted),
         )
-        .with_operation("redis", operation)
     }
 
     async fn connect(&self) -> RedisResult<MultiplexedConnection> {

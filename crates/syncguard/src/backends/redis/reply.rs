@@ -38,15 +38,21 @@ pub(super) fn text(value: &Value) -> Option<&str> {
     }
 }
 
+/// Reads a fence, which is a number, or text if it comes from a record.
+fn fence(value: &Value) -> Option<Fence> {
+    match value {
+        Value::Int(number) => Fence::new(u64::try_from(*number).ok()?).ok(),
+        _ => text(value)?.parse().ok(),
+    }
+}
+
 /// Reads the reply to an acquire. A reply that is none of the script's is an error.
 pub(super) fn acquire(answer: &Value) -> Result<AcquireOutcome> {
-    const OPERATION: &str = "acquire";
     let outcome = match list(answer) {
         Some((0, [expires_in])) => number(expires_in).map(|free_in_ms| {
             Ok(AcquireOutcome::Contended { expires_in: Some(Duration::from_millis(free_in_ms)) })
         }),
-        Some((1, [fence, expires])) => text(fence)
-            .and_then(|fence| fence.parse::<Fence>().ok())
+        Some((1, [fence, expires])) => self::fence(fence)
             // A claim that is not sealed is not a grant.
             .filter(|fence| fence.get() > 0)
             .zip(number(expires))
@@ -55,7 +61,7 @@ pub(super) fn acquire(answer: &Value) -> Result<AcquireOutcome> {
                 Ok(AcquireOutcome::Acquired(Lease::new(fence, expires_at)))
             }),
         Some((2, [])) => Some(Ok(AcquireOutcome::AlreadyUsed)),
-        Some((-1, [])) => Some(Err(error::foreign(OPERATION))),
+        Some((-1, [])) => Some(Err(error::foreign())),
         Some((-2, [])) => Some(Err(Error::new(
             ErrorCode::Internal,
             "the lock id is already in use; nothing was changed",
@@ -65,32 +71,30 @@ pub(super) fn acquire(answer: &Value) -> Result<AcquireOutcome> {
         Some((-4, [])) => Some(Fence::after(Fence::MAX.get()).map(|_| AcquireOutcome::AlreadyUsed)),
         _ => None,
     };
-    outcome.unwrap_or_else(|| Err(error::unexpected_response(OPERATION)))
+    outcome.unwrap_or_else(|| Err(error::unexpected_response()))
 }
 
 pub(super) fn release(answer: &Value) -> Result<ReleaseOutcome> {
-    const OPERATION: &str = "release";
     match answer {
         Value::Int(1) => Ok(ReleaseOutcome::Released),
         Value::Int(0) => Ok(ReleaseOutcome::NotHeld(NotHeldReason::NotFound)),
         Value::Int(2) => Ok(ReleaseOutcome::NotHeld(NotHeldReason::Expired)),
-        Value::Int(-1) => Err(error::foreign(OPERATION)),
-        _ => Err(error::unexpected_response(OPERATION)),
+        Value::Int(-1) => Err(error::foreign()),
+        _ => Err(error::unexpected_response()),
     }
 }
 
 pub(super) fn extend(answer: &Value) -> Result<ExtendOutcome> {
-    const OPERATION: &str = "extend";
     let outcome = match list(answer) {
         Some((1, [expires])) => number(expires).map(|expires_ms| {
             Ok(ExtendOutcome::Extended(Extension::new(Timestamp::from_millis(expires_ms))))
         }),
         Some((0, [])) => Some(Ok(ExtendOutcome::NotHeld(NotHeldReason::NotFound))),
         Some((2, [])) => Some(Ok(ExtendOutcome::NotHeld(NotHeldReason::Expired))),
-        Some((-1, [])) => Some(Err(error::foreign(OPERATION))),
+        Some((-1, [])) => Some(Err(error::foreign())),
         _ => None,
     };
-    outcome.unwrap_or_else(|| Err(error::unexpected_response(OPERATION)))
+    outcome.unwrap_or_else(|| Err(error::unexpected_response()))
 }
 
 /// The reply to `is_locked`.
@@ -102,28 +106,25 @@ pub(super) struct Found {
 }
 
 pub(super) fn is_locked(answer: &Value) -> Result<Found> {
-    const OPERATION: &str = "is_locked";
     match list(answer) {
         Some((0, [])) => Ok(Found { is_live: false, expired: None }),
         Some((live @ (0 | 1), [expired, lock_id])) => {
             let holder = text(lock_id).and_then(|id| LockId::parse(id).ok());
-            let expired_ms =
-                number(expired).ok_or_else(|| error::unexpected_response(OPERATION))?;
+            let expired_ms = number(expired).ok_or_else(error::unexpected_response)?;
             let expired = holder.map(|holder| (Timestamp::from_millis(expired_ms), holder));
             Ok(Found { is_live: live == 1, expired })
         }
-        Some((-1, [])) => Err(error::foreign(OPERATION)),
-        _ => Err(error::unexpected_response(OPERATION)),
+        Some((-1, [])) => Err(error::foreign()),
+        _ => Err(error::unexpected_response()),
     }
 }
 
 pub(super) fn lookup(answer: &Value) -> Result<Option<StoredLock>> {
-    const OPERATION: &str = "lookup";
     match answer {
         Value::Nil => Ok(None),
-        Value::BulkString(json) => record::parse(json, OPERATION).map(Some),
-        Value::Int(-1) => Err(error::foreign(OPERATION)),
-        _ => Err(error::unexpected_response(OPERATION)),
+        Value::BulkString(json) => record::parse(json).map(Some),
+        Value::Int(-1) => Err(error::foreign()),
+        _ => Err(error::unexpected_response()),
     }
 }
 

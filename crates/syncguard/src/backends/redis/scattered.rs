@@ -16,7 +16,8 @@ use redis::Value;
 
 use super::reply::{list, number, text};
 use super::scripts::Argument::{Number, Text};
-use super::shard::{GRACE_MS, Shard};
+use super::scripts::SCRIPTS;
+use super::shard::{MARK_MS, OUTLIVES_MS, Shard};
 use super::{error, record};
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::fence::Fence;
@@ -32,10 +33,9 @@ impl Shard {
         request: &AcquireRequest,
         [lock_key, index_key, fence_key]: [&str; 3],
     ) -> Result<Value> {
-        const OPERATION: &str = "acquire";
         const ATTEMPTS: u32 = 3;
         // The claim does not see an entry on the node that the slot leaves.
-        let entry = self.index_entry(OPERATION, index_key).await?;
+        let entry = self.index_entry(index_key).await?;
         if entry.as_deref() == Some("") {
             return Ok(Value::Array(vec![Value::Int(2)]));
         }
@@ -45,15 +45,14 @@ impl Shard {
             Text(lock_id.expose()),
             Number(ttl_ms),
             Number(TIME_TOLERANCE_MS),
-            Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
+            Number(ttl_ms + OUTLIVES_MS),
             Text(&record::key_and_holder(request)),
             Text(index_key),
             Number(u64::from(entry.is_some())),
         ];
-        let script = &self.shared.scripts.claim;
+        let call = SCRIPTS.claim.call(&[lock_key], &arguments);
         for _ in 0..ATTEMPTS {
-            let answer =
-                self.shared.connection.run(OPERATION, script, &[lock_key], &arguments).await?;
+            let answer = self.shared.route.run(&call).await?;
             match list(&answer) {
                 Some((3, [])) => {}
                 _ if is_claim(&answer) => {
@@ -66,7 +65,6 @@ impl Shard {
             ErrorCode::ServiceUnavailable,
             "the Cluster slot of this lock is moving; try again",
         )
-        .with_operation("redis", OPERATION)
         .without_effect())
     }
 
@@ -94,16 +92,16 @@ impl Shard {
         request: &AcquireRequest,
         [lock_key, fence_key]: [&str; 2],
     ) -> Result<Value> {
-        const OPERATION: &str = "acquire";
-        let (scripts, connection) = (&self.shared.scripts, &self.shared.connection);
-        let [fences_per_ms, counter_expiry_ms] = self.shared.fences.arguments(request.ttl());
-        let arguments = [Number(Fence::MAX.get()), fences_per_ms, counter_expiry_ms];
-        let drawn = connection.run(OPERATION, &scripts.draw, &[fence_key], &arguments).await?;
+        let route = &self.shared.route;
+        let [fences_per_ms, counter_expiry_ms] = self.shared.fences.arguments();
+        let ttl = Number(request.ttl().as_millis());
+        let arguments = [Number(Fence::MAX.get()), fences_per_ms, counter_expiry_ms, ttl];
+        let drawn = route.run(&SCRIPTS.draw.call(&[fence_key], &arguments)).await?;
         let Some((1, [fence])) = list(&drawn) else { return Ok(drawn) };
-        let fence = text(fence).ok_or_else(|| error::unexpected_response(OPERATION))?;
+        let fence = text(fence).ok_or_else(error::unexpected_response)?;
         let lock_id = request.lock_id();
         let arguments = [Text(lock_id.expose()), Number(TIME_TOLERANCE_MS), Text(fence)];
-        connection.run(OPERATION, &scripts.seal, &[lock_key], &arguments).await
+        route.run(&SCRIPTS.seal.call(&[lock_key], &arguments)).await
     }
 
     /// Does what the extend script does, with the same answers.
@@ -112,26 +110,24 @@ impl Shard {
         request: &ExtendRequest,
         [index_key, hinted]: [&str; 2],
     ) -> Result<Value> {
-        const OPERATION: &str = "extend";
         let (lock_id, ttl_ms) = (request.lock_id(), request.ttl().as_millis());
-        let (scripts, connection) = (&self.shared.scripts, &self.shared.connection);
-        let storage_ms = Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS);
+        let route = &self.shared.route;
+        let storage_ms = Number(ttl_ms + OUTLIVES_MS);
         let arguments =
             [Text(lock_id.expose()), Number(TIME_TOLERANCE_MS), Number(ttl_ms), storage_ms];
-        let script = &scripts.extend_one;
+        let script = &SCRIPTS.extend_one;
         let mut lock_key = hinted.to_owned();
-        let mut answer = connection.run(OPERATION, script, &[hinted], &arguments).await?;
+        let mut answer = route.run(&script.call(&[hinted], &arguments)).await?;
         if matches!(list(&answer), Some((0, []))) {
-            let Some(entry) = self.lock_key_of(OPERATION, index_key).await? else {
+            let Some(entry) = self.lock_key_of(index_key).await? else {
                 return Ok(answer);
             };
             lock_key = entry;
-            answer = connection.run(OPERATION, script, &[&lock_key], &arguments).await?;
+            answer = route.run(&script.call(&[&lock_key], &arguments)).await?;
         }
         if matches!(list(&answer), Some((1, _))) {
-            let entry = [Text(&lock_key), storage_ms];
-            let written = connection.run(OPERATION, &scripts.index, &[index_key], &entry).await;
-            written.map_err(Error::after_effect)?;
+            let entry = SCRIPTS.index.call(&[index_key], &[Text(&lock_key), storage_ms]);
+            route.run(&entry).await.map_err(Error::after_effect)?;
         }
         Ok(answer)
     }
@@ -141,33 +137,30 @@ impl Shard {
         &self,
         request: &ReleaseRequest,
         [index_key, hinted]: [&str; 2],
-        mark_ms: u64,
     ) -> Result<Value> {
-        const OPERATION: &str = "release";
         let lock_id = request.lock_id();
-        let (scripts, connection) = (&self.shared.scripts, &self.shared.connection);
-        let entry = self.lock_key_of(OPERATION, index_key).await?;
-        if mark_ms > 0 {
+        let route = &self.shared.route;
+        let entry = self.lock_key_of(index_key).await?;
+        let index = |expiry_ms| SCRIPTS.index.call(&[index_key], &[Text(""), Number(expiry_ms)]);
+        if request.is_undo() {
             // Before the lock is free, so that no late copy of the acquire takes it in between.
-            let mark = [Text(""), Number(mark_ms)];
-            connection.run(OPERATION, &scripts.index, &[index_key], &mark).await?;
+            route.run(&index(MARK_MS)).await?;
         }
         let arguments = [
-            Text(lock_id.expose()),
             Number(TIME_TOLERANCE_MS),
             Text(self.shared.channels.prefix()),
             Text("S"),
+            Text(lock_id.expose()),
             Text(&holder_age_text(request.holder_age())),
         ];
-        let script = &scripts.release_one;
-        let mut answer = connection.run(OPERATION, script, &[hinted], &arguments).await?;
+        let script = &SCRIPTS.release_one;
+        let mut answer = route.run(&script.call(&[hinted], &arguments)).await?;
         if let (Value::Int(0), Some(entry)) = (&answer, entry.filter(|entry| entry != hinted)) {
-            answer = connection.run(OPERATION, script, &[&entry], &arguments).await?;
+            answer = route.run(&script.call(&[&entry], &arguments)).await?;
         }
-        if mark_ms == 0 && answer == Value::Int(1) {
+        if !request.is_undo() && answer == Value::Int(1) {
             // If this fails, the stale entry expires by itself.
-            let nothing = [Text(""), Number(0)];
-            drop(connection.run(OPERATION, &scripts.index, &[index_key], &nothing).await);
+            drop(route.run(&index(0)).await);
         }
         Ok(answer)
     }

@@ -1,11 +1,10 @@
-//! The Lua scripts. They are sent by hash, and as text only if the server does not know them.
+//! The Lua scripts, and calls of them. A script is sent by hash, and as text only if the server
+//! does not know it.
 
-use redis::{
-    Cmd, ErrorKind, RedisError, RedisResult, RedisWrite, ServerErrorKind, ToRedisArgs, Value,
-};
+use std::sync::LazyLock;
+
+use redis::{Arg, Cmd, ErrorKind, RedisWrite, ToRedisArgs};
 use sha1_smol::Sha1;
-
-use super::connection::CommandSink;
 
 /// A script and the hash by which the server knows it.
 #[derive(Debug)]
@@ -32,14 +31,24 @@ impl ToRedisArgs for Argument<'_> {
     }
 }
 
+/// A script for one lock, and the same for many.
+#[derive(Debug)]
+pub(super) struct BatchedScript {
+    pub(super) one: Script,
+    many: Script,
+    /// How many arguments all locks have in common. They come first.
+    shared: usize,
+}
+
 /// One script per operation.
+pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(Scripts::new);
+
 #[derive(Debug)]
 pub(super) struct Scripts {
-    // For one lock, and for many.
-    pub(super) acquire: (Script, Script),
+    pub(super) acquire: BatchedScript,
     pub(super) acquire_any: Script,
-    pub(super) release: (Script, Script),
-    pub(super) extend: (Script, Script),
+    pub(super) release: BatchedScript,
+    pub(super) extend: BatchedScript,
     pub(super) is_locked: Script,
     pub(super) lookup: Script,
     pub(super) cleanup: Script,
@@ -57,57 +66,112 @@ pub(super) struct Scripts {
     pub(super) index: Script,
 }
 
+macro_rules! lua {
+    ($name:literal) => {
+        include_str!(concat!("lua/", $name, ".lua"))
+    };
+}
+
+/// A script, from files and other text.
 macro_rules! script {
-    ($($file:literal)*) => {
+    ($($part:expr),* $(,)?) => {
         Script::new(
-            concat!("local is_asked = false\n", include_str!("lua/common.lua"), $(include_str!($file)),*),
-            concat!(include_str!("lua/asked.lua"), include_str!("lua/common.lua"), $(include_str!($file)),*),
+            concat!("local is_asked = false\n", lua!("common"), $($part),*),
+            concat!(lua!("asked"), lua!("common"), $($part),*),
         )
     };
 }
 
-/// A script for one lock, and the same for many.
-macro_rules! scripts {
-    ($($shared:literal)*; $file:literal) => {
-        (script!($($shared)* $file), {
-            const MANY: &str = concat!(
-                "local is_asked = false\n",
-                include_str!("lua/common.lua"),
-                $(include_str!($shared),)*
-                "local function one(KEYS, ARGV)\n",
-                include_str!($file),
-                "\nend\n",
-                include_str!("lua/many.lua"),
-            );
-            // A node that imports a slot runs only scripts for one lock.
-            Script::new(MANY, MANY)
-        })
+/// The beginning of a function that runs an operation for one lock.
+macro_rules! function {
+    ($($parameter:literal)*) => {
+        concat!("local function one(raw", $(", ", $parameter,)* ")\n")
     };
 }
 
 impl Scripts {
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         Self {
-            acquire: scripts!("lua/fence.lua"; "lua/acquire.lua"),
+            acquire: BatchedScript {
+                one: script!(
+                    lua!("fence"),
+                    lua!("acquire_shared"),
+                    lua!("acquire_alone"),
+                    lua!("acquire"),
+                ),
+                many: script!(
+                    lua!("fence"),
+                    lua!("acquire_shared"),
+                    function!("lock" "index" "lock_id" "ttl" "key" "counter"),
+                    lua!("acquire"),
+                    "\nend\n",
+                    lua!("many"),
+                    "return answers\n",
+                ),
+                shared: 6,
+            },
             acquire_any: script!(
-                "lua/fence.lua" "lua/acquire_any_begin.lua" "lua/acquire.lua" "lua/acquire_any.lua"
+                lua!("fence"),
+                lua!("acquire_shared"),
+                function!("lock" "index" "lock_id" "ttl" "key" "counter"),
+                lua!("acquire"),
+                "\nend\n",
+                lua!("acquire_any"),
             ),
-            release: scripts!("lua/find.lua"; "lua/release.lua"),
-            extend: scripts!("lua/find.lua" "lua/expiry.lua"; "lua/extend.lua"),
-            is_locked: script!("lua/is_locked.lua"),
-            lookup: script!("lua/lookup.lua"),
-            cleanup: script!("lua/cleanup.lua"),
-            list: script!("lua/list.lua"),
-            resolve: script!("lua/resolve.lua"),
-            collect_fences: script!("lua/collect_fences.lua"),
-            check_fence: script!("lua/fenced.lua" "lua/check_fence.lua"),
-            shards: script!("lua/shards.lua"),
-            claim: script!("lua/claim.lua"),
-            draw: script!("lua/fence.lua" "lua/draw.lua"),
-            seal: script!("lua/seal.lua"),
-            extend_one: script!("lua/expiry.lua" "lua/extend_one.lua"),
-            release_one: script!("lua/release_one.lua"),
-            index: script!("lua/index.lua"),
+            release: BatchedScript {
+                one: script!(
+                    lua!("find"),
+                    lua!("release_shared"),
+                    lua!("delete_one"),
+                    lua!("release_alone"),
+                    lua!("release"),
+                ),
+                many: script!(
+                    lua!("find"),
+                    lua!("release_shared"),
+                    lua!("delete_many"),
+                    function!("index" "hint" "lock_id" "channel" "age"),
+                    lua!("release"),
+                    "\nend\n",
+                    lua!("many"),
+                    lua!("release_many"),
+                ),
+                shared: 4,
+            },
+            extend: BatchedScript {
+                one: script!(
+                    lua!("find"),
+                    lua!("expiry"),
+                    lua!("extend_shared"),
+                    lua!("extend_alone"),
+                    lua!("extend"),
+                ),
+                many: script!(
+                    lua!("find"),
+                    lua!("expiry"),
+                    lua!("extend_shared"),
+                    function!("index" "hint" "lock_id" "ttl"),
+                    lua!("extend"),
+                    "\nend\n",
+                    lua!("many"),
+                    "return answers\n",
+                ),
+                shared: 2,
+            },
+            is_locked: script!(lua!("is_locked")),
+            lookup: script!(lua!("lookup")),
+            cleanup: script!(lua!("cleanup")),
+            list: script!(lua!("list")),
+            resolve: script!(lua!("resolve")),
+            collect_fences: script!(lua!("collect_fences")),
+            check_fence: script!(lua!("fenced"), lua!("check_fence")),
+            shards: script!(lua!("shards")),
+            claim: script!(lua!("claim")),
+            draw: script!(lua!("fence"), lua!("draw")),
+            seal: script!(lua!("seal")),
+            extend_one: script!(lua!("expiry"), lua!("extend_one")),
+            release_one: script!(lua!("delete_one"), lua!("release_one")),
+            index: script!(lua!("index")),
         }
     }
 }
@@ -117,45 +181,88 @@ impl Script {
         Self { text, hash: Sha1::from(text).digest().to_string(), asked }
     }
 
-    /// Runs the script on the node that imports the slot of its keys, right after `ASKING`. Such a
-    /// node refuses a script that declares several keys if one of them is missing, so only the
-    /// first is declared.
-    pub(super) async fn run_asked(
-        &self,
-        sink: &mut CommandSink,
-        keys: &[&str],
-        arguments: &[Argument<'_>],
-    ) -> RedisResult<Value> {
-        let (declared, others) = keys.split_first().ok_or((ErrorKind::Client, "no key"))?;
-        let mut call = redis::cmd("EVAL");
-        call.arg(self.asked).arg(1).arg(declared).arg(keys.len()).arg(others).arg(arguments);
-        sink.send(call).await
-    }
-
-    /// Runs the script, in one round trip if the server knows it.
-    ///
-    /// If not, the text itself is sent: loading it and trying the hash again would race with a
-    /// flush.
-    pub(super) async fn run(
-        &self,
-        sink: &mut CommandSink,
-        keys: &[&str],
-        arguments: &[Argument<'_>],
-    ) -> RedisResult<Value> {
-        let call = |command: &str, script: &str| {
-            /// Enough for most calls; longer ones reallocate.
-            const BYTES: usize = 512;
-            let mut call = Cmd::with_capacity(3 + keys.len() + arguments.len(), BYTES);
-            call.arg(command).arg(script).arg(keys.len()).arg(keys).arg(arguments);
-            call
-        };
-        match sink.send(call("EVALSHA", &self.hash)).await {
-            Err(error) if is_unknown(&error) => sink.send(call("EVAL", self.text)).await,
-            answer => answer,
-        }
+    /// Encodes a call.
+    pub(super) fn call(&'static self, keys: &[&str], arguments: &[Argument<'_>]) -> Call {
+        /// Enough for most calls; longer ones reallocate.
+        const BYTES: usize = 512;
+        let mut command = Cmd::with_capacity(3 + keys.len() + arguments.len(), BYTES);
+        command.arg("EVALSHA").arg(&self.hash).arg(keys.len()).arg(keys).arg(arguments);
+        Call { script: self, keys: keys.len(), command }
     }
 }
 
-fn is_unknown(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+/// A call of a script.
+pub(super) struct Call {
+    script: &'static Script,
+    /// How many keys it has.
+    keys: usize,
+    /// `EVALSHA`, the hash, the number of keys, the keys and the arguments.
+    pub(super) command: Cmd,
+}
+
+impl Call {
+    /// Returns the parts of the command, from a place on.
+    fn parts(&self, from: usize) -> impl Iterator<Item = &[u8]> {
+        let bytes = |part| match part {
+            Arg::Simple(bytes) => bytes,
+            // A call has no cursor.
+            _ => &[][..],
+        };
+        self.command.args_iter().skip(from).map(bytes)
+    }
+
+    /// Returns the first key.
+    pub(super) fn first_key(&self) -> Option<&[u8]> {
+        self.parts(3).next()
+    }
+
+    /// Returns the command for a server that does not know the script. Loading it and trying the
+    /// hash again would race with a flush.
+    pub(super) fn with_text(&self) -> Cmd {
+        let mut command = redis::cmd("EVAL");
+        command.arg(self.script.text);
+        for part in self.parts(2) {
+            command.arg(part);
+        }
+        command
+    }
+
+    /// Returns the command for the node that imports the slot of the keys, right after `ASKING`.
+    /// Such a node refuses a script that declares several keys if one of them is missing, so only
+    /// the first is declared.
+    pub(super) fn asked(&self) -> Cmd {
+        let mut command = redis::cmd("EVAL");
+        command.arg(self.script.asked).arg(1).arg(self.first_key()).arg(self.keys);
+        for part in self.parts(4) {
+            command.arg(part);
+        }
+        command
+    }
+}
+
+impl BatchedScript {
+    /// Encodes many calls of the script for one lock as one.
+    pub(super) fn call_many(&'static self, calls: &[Call]) -> Call {
+        let keys: usize = calls.iter().map(|call| call.keys).sum();
+        let parts: usize = calls.iter().map(|call| call.command.args_iter().len()).sum();
+        let mut command = Cmd::with_capacity(parts, 256 * calls.len());
+        command.arg("EVALSHA").arg(&self.many.hash).arg(keys);
+        for call in calls {
+            for key in call.parts(3).take(call.keys) {
+                command.arg(key);
+            }
+        }
+        for (number, call) in calls.iter().enumerate() {
+            let first = if number == 0 { 0 } else { self.shared };
+            for argument in call.parts(3 + call.keys + first) {
+                command.arg(argument);
+            }
+        }
+        Call { script: &self.many, keys, command }
+    }
+}
+
+/// Whether a server does not know a script.
+pub(super) fn is_unknown(error: &redis::RedisError) -> bool {
+    error.kind() == ErrorKind::Server(redis::ServerErrorKind::NoScript)
 }

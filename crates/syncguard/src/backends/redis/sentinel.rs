@@ -8,7 +8,7 @@ use redis::{
     ConnectionAddr, ConnectionInfo, ErrorKind, RedisConnectionInfo, RedisError, RedisResult, Value,
 };
 
-use super::survey::{self, Answer, survey};
+use super::survey::{self, NodeAnswer, survey};
 use super::topology::{Resolver, at};
 
 /// A service that sentinels watch.
@@ -46,7 +46,7 @@ impl Sentinel {
         &self,
         resolver: &Resolver,
         node: &ConnectionInfo,
-    ) -> RedisResult<Answer<ConnectionInfo>> {
+    ) -> RedisResult<NodeAnswer<ConnectionInfo>> {
         let mut asked = resolver.open(node, resolver.connection_config()).await?;
         let mut question = redis::cmd("SENTINEL");
         let services: Vec<HashMap<String, String>> =
@@ -61,7 +61,7 @@ impl Sentinel {
         // A quorum agrees that it is down: there is no primary until a new one is elected.
         let is_usable = !field(service, "flags").contains("o_down");
         let found = at(node, &field(service, "ip"), port).set_redis_settings(self.primary.clone());
-        Ok(Answer { found, rank: (epoch, u64::from(!is_usable)), is_usable })
+        Ok(NodeAnswer { found, rank: (epoch, u64::from(!is_usable)), is_usable })
     }
 }
 

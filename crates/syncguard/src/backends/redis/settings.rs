@@ -2,7 +2,7 @@
 
 use redis::FromRedisValue;
 
-use super::connection::Connection;
+use super::route::Route;
 use crate::common::error::{Error, Result};
 use crate::common::fence_source::FenceSource;
 use crate::contract::finding::Finding;
@@ -17,16 +17,15 @@ pub(super) struct ServerSettings {
 
 impl ServerSettings {
     /// Asks the server. What the user may not read stays unknown.
-    pub(super) async fn ask(connection: &Connection) -> Self {
+    pub(super) async fn ask(route: &Route) -> Self {
         let mut info = redis::cmd("INFO");
         info.arg(&["server", "persistence", "memory", "replication"]);
-        let info =
-            connection.ask(info).await.and_then(|answer| Ok(String::from_redis_value(answer)?));
-        let appendfsync = setting(connection, "appendfsync").await;
+        let info = route.ask(&info).await.and_then(|answer| Ok(String::from_redis_value(answer)?));
+        let appendfsync = setting(route, "appendfsync").await;
         let info = info.unwrap_or_default();
         let is_node = info.contains("redis_mode:cluster");
         let requires_full_coverage = is_node
-            && setting(connection, "cluster-require-full-coverage").await.as_deref() == Some("yes");
+            && setting(route, "cluster-require-full-coverage").await.as_deref() == Some("yes");
         Self { info, appendfsync, requires_full_coverage }
     }
 
@@ -136,10 +135,10 @@ impl ServerSettings {
 }
 
 /// Returns a setting of the server, unless the user may not read it.
-async fn setting(connection: &Connection, name: &str) -> Option<String> {
+async fn setting(route: &Route, name: &str) -> Option<String> {
     let mut get = redis::cmd("CONFIG");
     get.arg("GET").arg(name);
-    let pairs = Vec::<(String, String)>::from_redis_value(connection.ask(get).await.ok()?).ok()?;
+    let pairs = Vec::<(String, String)>::from_redis_value(route.ask(&get).await.ok()?).ok()?;
     pairs.into_iter().next().map(|(_, value)| value)
 }
 

@@ -6,14 +6,14 @@ use std::sync::{Arc, OnceLock};
 
 use redis::Value;
 
-use super::batches::{Batches, Operation};
+use super::batches::BatchedCalls;
 use super::config::Fences;
-use super::connection::Connection;
 use super::listener::{Channels, PushSource, RedisListener};
 use super::names::Names;
 use super::replicas::{Confirmed, ReplicaRoute};
-use super::scripts::Argument::{Number, Text};
-use super::scripts::Scripts;
+use super::route::Route;
+use super::scripts::Argument::{self, Number, Text};
+use super::scripts::SCRIPTS;
 use super::{error, record, reply, scattered};
 use crate::common::cleanup::CleanupGate;
 use crate::common::error::{Error, ErrorCode, Result};
@@ -32,8 +32,12 @@ use crate::contract::request::{
 };
 use crate::contract::stored_lock::StoredLock;
 
-/// How long records outlive their tolerance, to distinguish "expired" from "not found".
-pub(super) const GRACE_MS: u64 = 1000;
+/// How long records outlive their TTL: the tolerance, and a while in which "expired" is
+/// distinguished from "not found".
+pub(super) const OUTLIVES_MS: u64 = TIME_TOLERANCE_MS + 1000;
+
+/// How long the marker of an undo is kept: longer than any request takes to arrive.
+pub(super) const MARK_MS: u64 = 60_000;
 
 /// The locks of one shard. Clones share everything.
 #[derive(Clone)]
@@ -42,9 +46,8 @@ pub(super) struct Shard {
 }
 
 pub(super) struct ShardInner {
-    pub(super) connection: Connection,
+    pub(super) route: Route,
     pub(super) names: Names,
-    pub(super) scripts: Arc<Scripts>,
     /// `None` with the caller's own connection, on which the backend cannot subscribe.
     pub(super) listener: Option<LazyListener>,
     pub(super) replicas: Option<ReplicaRoute>,
@@ -52,7 +55,7 @@ pub(super) struct ShardInner {
     pub(super) is_cluster: bool,
     pub(super) channels: Channels,
     pub(super) cleanup: Arc<CleanupGate>,
-    pub(super) batches: Batches,
+    pub(super) batches: BatchedCalls,
 }
 
 /// A listener that starts when the first waiter comes, because most shards may have none.
@@ -78,44 +81,43 @@ impl Shard {
     ///
     /// On a Cluster a missing hint is looked up first: while a slot moves, a script finds only keys
     /// that it has declared.
-    async fn keys_of(
-        &self,
-        operation: &'static str,
-        lock_id: &LockId,
-        hint: &Hint,
-    ) -> Result<[String; 2]> {
+    async fn keys_of(&self, lock_id: &LockId, hint: &Hint) -> Result<[String; 2]> {
         let names = &self.shared.names;
         let index = names.space.index_key(lock_id)?;
         let mut hinted = hint.key.as_ref().and_then(|key| names.lock_key(key).ok());
         if hinted.is_none() && self.shared.is_cluster {
-            hinted = Box::pin(self.lock_key_of(operation, &index)).await?;
+            hinted = Box::pin(self.lock_key_of(&index)).await?;
         }
         Ok([index.clone(), hinted.unwrap_or(index)])
     }
 
     /// Returns the lock key in an index entry. The marker of an undo contains none.
-    pub(super) async fn lock_key_of(
-        &self,
-        operation: &'static str,
-        index: &str,
-    ) -> Result<Option<String>> {
-        let entry = self.index_entry(operation, index).await?;
+    pub(super) async fn lock_key_of(&self, index: &str) -> Result<Option<String>> {
+        let entry = self.index_entry(index).await?;
         Ok(entry.filter(|lock_key| !lock_key.is_empty()))
     }
 
-    pub(super) async fn index_entry(
-        &self,
-        operation: &'static str,
-        index: &str,
-    ) -> Result<Option<String>> {
-        let script = &self.shared.scripts.resolve;
-        match self.shared.connection.run(operation, script, &[index], &[]).await? {
+    pub(super) async fn index_entry(&self, index: &str) -> Result<Option<String>> {
+        match self.shared.route.run(&SCRIPTS.resolve.call(&[index], &[])).await? {
             Value::Nil => Ok(None),
             entry => match reply::text(&entry) {
                 Some(lock_key) => Ok(Some(lock_key.to_owned())),
-                None => Err(error::unexpected_response(operation)),
+                None => Err(error::unexpected_response()),
             },
         }
+    }
+
+    /// Returns the arguments of the scripts that acquire locks, as far as all calls share them.
+    pub(super) fn acquire_arguments(&self) -> [Argument<'static>; 6] {
+        let [fences_per_ms, counter_expiry_ms] = self.shared.fences.arguments();
+        [
+            Number(TIME_TOLERANCE_MS),
+            Number(Fence::MAX.get()),
+            fences_per_ms,
+            counter_expiry_ms,
+            Number(OUTLIVES_MS),
+            Number(u64::from(self.shared.replicas.is_some())),
+        ]
     }
 
     /// Undoes an acquire that was granted but not confirmed, and returns the error to report.
@@ -135,13 +137,9 @@ impl Shard {
         tokio::spawn(async move {
             let index_key = backend.shared.names.space.index_key(&lock_id)?;
             let arguments = [Text(lock_id.expose()), Number(CLEANUP_GUARD_MS)];
-            let script = &backend.shared.scripts.cleanup;
+            let call = SCRIPTS.cleanup.call(&[&lock_key, &index_key], &arguments);
             // Best effort: if it fails, the record stays until its physical expiry.
-            backend
-                .shared
-                .connection
-                .run("cleanup", script, &[&lock_key, &index_key], &arguments)
-                .await
+            backend.shared.route.run(&call).await
         });
     }
 }
@@ -161,27 +159,20 @@ impl LockBackend for Shard {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        const OPERATION: &str = "acquire";
-        let (names, key, lock_id) = (&self.shared.names, request.key(), request.lock_id());
-        let lock_key = names.lock_key(key)?;
-        let index_key = names.space.index_key(&lock_id)?;
-        let fence_key = names.space.fence_key(&lock_key)?;
-        let ttl_ms = request.ttl().as_millis();
-        let [fences_per_ms, counter_expiry_ms] = self.shared.fences.arguments(request.ttl());
-        let arguments = [
-            Text(lock_id.expose()),
-            Number(ttl_ms),
-            Number(TIME_TOLERANCE_MS),
-            Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
-            Text(&record::key_and_holder(request)),
-            Number(Fence::MAX.get()),
-            Number(u64::from(self.shared.replicas.is_some())),
-            fences_per_ms,
-            counter_expiry_ms,
-        ];
+        let (shared, key, lock_id) = (&self.shared, request.key(), request.lock_id());
+        let lock_key = shared.names.lock_key(key)?;
+        let index_key = shared.names.space.index_key(&lock_id)?;
+        let fence_key = shared.names.space.fence_key(&lock_key)?;
         let keys = [lock_key.as_str(), &index_key, &fence_key];
-        let answer = match &self.shared.replicas {
-            None => match self.run_batched(Operation::Acquire, &keys, &arguments).await {
+        let mut arguments = [Number(0); 9];
+        arguments[..6].copy_from_slice(&self.acquire_arguments());
+        let key_and_holder = record::key_and_holder(request);
+        let own =
+            [Text(lock_id.expose()), Number(request.ttl().as_millis()), Text(&key_and_holder)];
+        arguments[6..].copy_from_slice(&own);
+        let call = SCRIPTS.acquire.one.call(&keys, &arguments);
+        let answer = match &shared.replicas {
+            None => match self.run_batched(&shared.batches.acquires, call).await {
                 Ok(Some(claim)) if scattered::is_claim(&claim) => {
                     Box::pin(self.seal(request, [&lock_key, &fence_key])).await
                 }
@@ -191,9 +182,7 @@ impl LockBackend for Shard {
             },
             Some(replicas) => {
                 let is_granted = |answer: &Value| matches!(reply::list(answer), Some((1, _)));
-                let script = &self.shared.scripts.acquire.0;
-                let run = replicas.run(OPERATION, script, &keys, &arguments, is_granted);
-                match Box::pin(run).await {
+                match Box::pin(replicas.run(&call, is_granted)).await {
                     Ok(Confirmed { answer, confirmation: Ok(()) }) => Ok(answer),
                     Ok(Confirmed { confirmation: Err(error), .. }) => {
                         Err(Box::pin(self.undo_unconfirmed(request, error)).await)
@@ -202,44 +191,45 @@ impl LockBackend for Shard {
                 }
             }
         };
-        let answer = answer.map_err(|error| error.with_key(key))?;
-        reply::acquire(&answer)
-            .inspect(|outcome| {
-                if let AcquireOutcome::Acquired(lease) = outcome {
-                    lease.fence().warn_near_the_end(key);
-                }
-            })
-            .map_err(|error| error.with_key(key).with_operation("redis", OPERATION))
+        let outcome = answer.and_then(|answer| reply::acquire(&answer));
+        if let Ok(AcquireOutcome::Acquired(lease)) = &outcome {
+            lease.fence().warn_near_the_end(key);
+        }
+        outcome.map_err(error::of_key("acquire", key))
     }
 
     async fn acquire_any(&self, request: &AcquireAnyRequest) -> Result<AcquireAnyOutcome> {
-        self.acquire_any_in_script(request).await
+        let outcome = self.acquire_any_in_script(request).await;
+        outcome.map_err(error::in_operation("acquire"))
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
-        const OPERATION: &str = "release";
-        /// Longer than any request takes to arrive.
-        const MARK_MS: u64 = 60_000;
-        let lock_id = request.lock_id();
-        let keys = self.keys_of(OPERATION, &lock_id, request.hint()).await;
-        let [index_key, hinted] = keys.map_err(|error| error.with_lock_id(lock_id))?;
-        let mark_ms = if request.is_undo() { MARK_MS } else { 0 };
+        let (shared, lock_id) = (&self.shared, request.lock_id());
+        let failed = error::of_id("release", lock_id);
+        let keys = self.keys_of(&lock_id, request.hint()).await;
+        let [index_key, hinted] = keys.map_err(&failed)?;
+        let age = if request.is_undo() {
+            "undo".to_owned()
+        } else {
+            holder_age_text(request.holder_age())
+        };
         let arguments = [
-            Text(lock_id.expose()),
             Number(TIME_TOLERANCE_MS),
-            Number(mark_ms),
-            Text(&self.shared.channels.of_lock(&hinted)),
-            Text(self.shared.channels.prefix()),
-            Text(if self.shared.is_cluster { "S" } else { "" }),
-            Text(&holder_age_text(request.holder_age())),
+            Text(shared.channels.prefix()),
+            Text(if shared.is_cluster { "S" } else { "" }),
+            Number(MARK_MS),
+            Text(lock_id.expose()),
+            Text(&shared.channels.of_lock(&hinted)),
+            Text(&age),
         ];
         if let Some(note) = request.break_note() {
             self.leave_break_note(&lock_id, note).await;
         }
         let keys = [index_key.as_str(), &hinted];
-        let answer = match self.run_batched(Operation::Release, &keys, &arguments).await {
+        let call = SCRIPTS.release.one.call(&keys, &arguments);
+        let answer = match self.run_batched(&shared.batches.releases, call).await {
             Ok(Some(answer)) => Ok(answer),
-            Ok(None) => Box::pin(self.release_scattered(request, keys, mark_ms)).await,
+            Ok(None) => Box::pin(self.release_scattered(request, keys)).await,
             Err(error) => Err(error),
         };
         let answer = answer.and_then(|answer| reply::release(&answer));
@@ -250,25 +240,25 @@ impl LockBackend for Shard {
                 ErrorCode::RateLimited if request.is_undo() => error.after_effect(),
                 _ => error,
             })
-            .map_err(|error| error.with_lock_id(lock_id))
+            .map_err(failed)
     }
 
     async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
-        const OPERATION: &str = "extend";
-        let lock_id = request.lock_id();
-        let keys = self.keys_of(OPERATION, &lock_id, request.hint()).await;
-        let [index_key, hinted] = keys.map_err(|error| error.with_lock_id(lock_id))?;
-        let ttl_ms = request.ttl().as_millis();
+        let (shared, lock_id) = (&self.shared, request.lock_id());
+        let failed = error::of_id("extend", lock_id);
+        let keys = self.keys_of(&lock_id, request.hint()).await;
+        let [index_key, hinted] = keys.map_err(&failed)?;
         let arguments = [
-            Text(lock_id.expose()),
             Number(TIME_TOLERANCE_MS),
-            Number(ttl_ms),
-            Number(ttl_ms + TIME_TOLERANCE_MS + GRACE_MS),
+            Number(OUTLIVES_MS),
+            Text(lock_id.expose()),
+            Number(request.ttl().as_millis()),
         ];
         let keys = [index_key.as_str(), &hinted];
-        let in_use = self.shared.connection.in_use();
+        let call = SCRIPTS.extend.one.call(&keys, &arguments);
+        let in_use = shared.route.in_use();
         let answer = request.bounded(async {
-            match self.run_batched(Operation::Extend, &keys, &arguments).await? {
+            match self.run_batched(&shared.batches.extends, call).await? {
                 Some(answer) => Ok(answer),
                 None => Box::pin(self.extend_scattered(request, keys)).await,
             }
@@ -278,20 +268,17 @@ impl LockBackend for Shard {
                 // It did not answer in time.
                 in_use.replace();
             }
-            Err(error::timeout(OPERATION))
+            Err(error::timeout())
         });
-        answer
-            .and_then(|answer| reply::extend(&answer))
-            .map_err(|error| error.with_lock_id(lock_id))
+        answer.and_then(|answer| reply::extend(&answer)).map_err(failed)
     }
 
     async fn is_locked(&self, key: &Key) -> Result<bool> {
-        const OPERATION: &str = "is_locked";
         let lock_key = self.shared.names.lock_key(key)?;
-        let (script, arguments) = (&self.shared.scripts.is_locked, [Number(TIME_TOLERANCE_MS)]);
-        let answer = self.shared.connection.run(OPERATION, script, &[&lock_key], &arguments).await;
-        let answer = answer.map_err(|error| error.with_key(key))?;
-        let found = reply::is_locked(&answer).map_err(|error| error.with_key(key))?;
+        let call = SCRIPTS.is_locked.call(&[&lock_key], &[Number(TIME_TOLERANCE_MS)]);
+        let answer = self.shared.route.run(&call).await;
+        let found = answer.and_then(|answer| reply::is_locked(&answer));
+        let found = found.map_err(error::of_key("is_locked", key))?;
         if let Some((expired_for, lock_id)) = found.expired
             // Only the difference matters.
             && self.shared.cleanup.admits(Timestamp::from_millis(0), expired_for)
@@ -304,7 +291,7 @@ impl LockBackend for Shard {
     async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
         let lock_key = self.shared.names.lock_key(key)?;
         let found = self.lookup(&lock_key, "").await;
-        found.map_err(|error| error.with_key(key))
+        found.map_err(error::of_key("lookup", key))
     }
 
     async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
@@ -314,7 +301,7 @@ impl LockBackend for Shard {
         } else {
             self.lookup(&index_key, lock_id.expose()).await
         };
-        found.map_err(|error| error.with_lock_id(*lock_id))
+        found.map_err(error::of_id("lookup", *lock_id))
     }
 
     async fn subscribe(&self, key: &Key) -> Option<Subscription> {
@@ -330,7 +317,7 @@ impl LockBackend for Shard {
         let count = if self.shared.is_cluster { "SHARDNUMSUB" } else { "NUMSUB" };
         let mut command = redis::cmd("PUBSUB");
         command.arg(count).arg(channel);
-        match self.shared.connection.ask(command).await.ok()? {
+        match self.shared.route.ask(&command).await.ok()? {
             Value::Array(answer) => u32::try_from(reply::number(answer.get(1)?)?).ok(),
             Value::Map(answer) => u32::try_from(reply::number(&answer.first()?.1)?).ok(),
             _ => None,
@@ -339,7 +326,7 @@ impl LockBackend for Shard {
 
     async fn break_note(&self, lock_id: &LockId) -> Option<BreakNote> {
         let marker = self.shared.names.break_marker(lock_id).ok()?;
-        let note = self.index_entry("break_note", &marker).await.ok()??;
+        let note = self.index_entry(&marker).await.ok()??;
         Some(BreakNote::parse(&note))
     }
 }
@@ -355,10 +342,9 @@ impl Shard {
         /// Longer than a holder takes to notice.
         const KEPT_MS: u64 = 600_000;
         let Ok(marker) = self.shared.names.break_marker(lock_id) else { return };
-        let (text, script) = (note.to_text(), &self.shared.scripts.index);
-        let arguments = [Text(&text), Number(KEPT_MS)];
+        let call = SCRIPTS.index.call(&[&marker], &[Text(&note.to_text()), Number(KEPT_MS)]);
         // Without the note, the holder learns only that the lock is gone.
-        drop(self.shared.connection.run("release", script, &[&marker], &arguments).await);
+        drop(self.shared.route.run(&call).await);
     }
 
     /// Looks up a lock id on a Cluster, where a script finds only declared keys while a slot moves.
@@ -367,16 +353,13 @@ impl Shard {
         index_key: &str,
         lock_id: &LockId,
     ) -> Result<Option<StoredLock>> {
-        let Some(lock_key) = self.lock_key_of("lookup", index_key).await? else { return Ok(None) };
+        let Some(lock_key) = self.lock_key_of(index_key).await? else { return Ok(None) };
         let found = self.lookup(&lock_key, "").await?;
         Ok(found.filter(|lock| lock.lock_id == *lock_id))
     }
 
     async fn lookup(&self, name: &str, lock_id: &str) -> Result<Option<StoredLock>> {
-        const OPERATION: &str = "lookup";
-        let arguments = [Number(TIME_TOLERANCE_MS), Text(lock_id)];
-        let script = &self.shared.scripts.lookup;
-        let answer = self.shared.connection.run(OPERATION, script, &[name], &arguments).await?;
-        reply::lookup(&answer)
+        let call = SCRIPTS.lookup.call(&[name], &[Number(TIME_TOLERANCE_MS), Text(lock_id)]);
+        reply::lookup(&self.shared.route.run(&call).await?)
     }
 }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
-use super::connection::Connection;
 use super::layout::count_name;
 use super::nodes::Nodes;
 use super::route::Route;
 use super::scripts::Argument::Number;
+use super::scripts::SCRIPTS;
 use super::shard::Shard;
 use super::{Parts, RedisBackend, error, reply};
 use crate::common::error::{Error, Result};
@@ -47,7 +47,7 @@ impl RedisBackend {
                 outcome => return Ok(outcome),
             }
         }
-        match self.locate(lock_id).await.map_err(|error| error.with_lock_id(lock_id))? {
+        match self.locate(lock_id).await.map_err(error::of_id("release", lock_id))? {
             Some(shard) => shard.release(request).await,
             None => Ok(NOT_FOUND),
         }
@@ -83,14 +83,14 @@ impl RedisBackend {
                 outcome => return Ok(outcome),
             }
         }
-        match self.locate(lock_id).await.map_err(|error| error.with_lock_id(lock_id))? {
+        match self.locate(lock_id).await.map_err(error::of_id("extend", lock_id))? {
             Some(shard) => shard.extend(request).await,
             None => Ok(ExtendOutcome::NotHeld(NotHeldReason::NotFound)),
         }
     }
 
     pub(super) async fn lookup_anywhere(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
-        match self.locate(*lock_id).await.map_err(|error| error.with_lock_id(*lock_id))? {
+        match self.locate(*lock_id).await.map_err(error::of_id("lookup", *lock_id))? {
             Some(shard) => shard.lookup_id(lock_id).await,
             None => Ok(None),
         }
@@ -107,7 +107,7 @@ impl RedisBackend {
     async fn locate(&self, lock_id: LockId) -> Result<Option<Shard>> {
         let found = self.in_all(move |shard| async move {
             let index = shard.shared.names.space.index_key(&lock_id)?;
-            let entry = shard.lock_key_of("lookup", &index).await?;
+            let entry = shard.lock_key_of(&index).await?;
             Ok(entry.map(|_lock_key| shard))
         });
         let mut failure = None;
@@ -147,18 +147,15 @@ impl Parts {
     ) -> Result<()> {
         // The record has a slot of its own, after those of the shards.
         let route = Route::Shard { nodes: Arc::clone(nodes), shard: usize::from(count) };
-        let connection = Connection::Owned(route);
-        let (script, name) = (&self.scripts.shards, count_name(prefix));
-        let arguments = [Number(u64::from(count))];
-        let answer = connection.run(error::CONNECT, script, &[&name], &arguments).await?;
-        match reply::number(&answer) {
+        let name = count_name(prefix);
+        let call = SCRIPTS.shards.call(&[&name], &[Number(u64::from(count))]);
+        match reply::number(&route.run(&call).await?) {
             Some(remembered) if remembered == u64::from(count) => Ok(()),
             Some(remembered) => Err(Error::invalid(format!(
                 "this store has {remembered} shards, not {count}; set shards={remembered}, or use \
                  another prefix"
-            ))
-            .with_operation("redis", error::CONNECT)),
-            None => Err(error::unexpected_response(error::CONNECT)),
+            ))),
+            None => Err(error::unexpected_response()),
         }
     }
 }

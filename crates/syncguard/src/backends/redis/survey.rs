@@ -13,7 +13,7 @@ use crate::common::backoff::random_fraction;
 pub(super) const DOWN: &str = "CLUSTERDOWN";
 
 /// One node's answer about who is in charge.
-pub(super) struct Answer<T> {
+pub(super) struct NodeAnswer<T> {
     pub(super) found: T,
     /// Orders answers: a larger rank is more recent or more reliable.
     pub(super) rank: (u64, u64),
@@ -35,7 +35,7 @@ pub(super) async fn survey<T, F>(
 ) -> RedisResult<T>
 where
     T: Send + 'static,
-    F: Future<Output = RedisResult<Answer<T>>> + Send + 'static,
+    F: Future<Output = RedisResult<NodeAnswer<T>>> + Send + 'static,
 {
     const AT_ONCE: u32 = 5;
     const DELAY: Duration = Duration::from_millis(100);
@@ -49,7 +49,7 @@ where
             answer.await
         });
     }
-    let (mut best, mut failure) = (None::<Answer<T>>, None);
+    let (mut best, mut failure) = (None::<NodeAnswer<T>>, None);
     let (mut answers, mut decide_at) = (0, None::<Instant>);
     loop {
         let decided = async {
@@ -113,7 +113,7 @@ mod tests {
             let Some((rank, is_usable)) = table[usize::from(port)] else {
                 return std::future::pending().await;
             };
-            Ok(Answer { found: node, rank: (rank, 0), is_usable })
+            Ok(NodeAnswer { found: node, rank: (rank, 0), is_usable })
         });
         let found = found.await?;
         match found.addr() {

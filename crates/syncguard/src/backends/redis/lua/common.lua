@@ -33,18 +33,3 @@ local function holder(raw)
   end
   return nil
 end
-
-
--- Notifies waiters. The age of the holder makes waiters of several processes ask in order, by pausing;
--- a single subscriber gets no age and does not pause. The user may lack permission to publish or to
--- count subscribers.
-local function notify(sharded, channel, age)
-  if age ~= '' then
-    local count = sharded == 'S' and 'SHARDNUMSUB' or 'NUMSUB'
-    local subscribers = redis.pcall('PUBSUB', count, channel)
-    if not subscribers.err and subscribers[2] <= 1 then
-      age = ''
-    end
-  end
-  redis.pcall(sharded .. 'PUBLISH', channel, age)
-end

@@ -104,7 +104,10 @@ impl contention::Poller for Bare {
 
 macro_rules! lua {
     ($($file:literal)*) => {
-        concat!("local is_asked = false\n", $(include_str!(concat!("../src/backends/redis/lua/", $file, ".lua"))),*)
+        concat!(
+            "local is_asked = false\n",
+            $(include_str!(concat!("../src/backends/redis/lua/", $file, ".lua"))),*
+        )
     };
 }
 

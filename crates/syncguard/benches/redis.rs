@@ -1,5 +1,5 @@
-//! Compares the Redis backend with a bare client that runs the same scripts, with the scripts that
-//! the wire format describes, and with the crate rslock, in one run.
+//! Compares the Redis backend with a bare client that runs the same scripts, and with the scripts
+//! that the wire format describes, in one run.
 //!
 //! `cargo xtask bench redis`. With the argument `cycles`, only the first section is measured.
 
@@ -177,45 +177,20 @@ async fn bare_cycles(bare: &Bare, tasks: usize) -> f64 {
     .await
 }
 
-async fn rival_cycles(manager: &rslock::LockManager, tasks: usize) -> f64 {
-    contention::cycles(tasks, SLICE, |_task| {
-        let manager = manager.clone();
-        move |key: String| {
-            let manager = manager.clone();
-            async move {
-                let lock = manager.lock(key.as_bytes(), Duration::from_secs(30)).await.unwrap();
-                manager.unlock(&lock).await;
-            }
-        }
-    })
-    .await
-}
-
 async fn uncontended(report: &mut Report, server: &RedisServer) {
     let (bare, ours) = (Bare::ours(raw(server).await), locker(&server.url()).await);
-    let rival = rslock::LockManager::new(vec![server.url()]);
     for tasks in [16, 64] {
-        let (mut limits, mut figures, mut rivals) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut limits, mut figures) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             limits.push(bare_cycles(&bare, tasks).await);
             figures.push(contention::lock_cycles(&ours, tasks, SLICE).await);
-            rivals.push(rival_cycles(&rival, tasks).await);
         }
         let ratios = limits.iter().zip(&figures).map(|(limit, figure)| figure / limit).collect();
-        let against_rival =
-            rivals.iter().zip(&figures).map(|(rival, figure)| figure / rival).collect();
         report.info(format!("{tasks} tasks, bare client"), median(limits), "cycles/s");
-        report.info(format!("{tasks} tasks, rslock (no fence)"), median(rivals), "cycles/s");
         report.info(format!("{tasks} tasks, ours"), median(figures), "cycles/s");
         let name = format!("{tasks} tasks, ours / bare client");
-        let rival = format!("{tasks} tasks, ours / rslock (no fence, index or notification)");
-        if tasks == 64 {
-            report.check(name, median(ratios), "x", Demand::AtLeast(1.4));
-            report.check(rival, median(against_rival), "x", Demand::AtLeast(0.7));
-        } else {
-            report.check(name, median(ratios), "x", Demand::AtLeast(0.85));
-            report.info(rival, median(against_rival), "x");
-        }
+        let least = if tasks == 64 { 1.4 } else { 0.85 };
+        report.check(name, median(ratios), "x", Demand::AtLeast(least));
     }
 }
 

@@ -1,9 +1,9 @@
 //! Operations that travel together ([ADR 057](../../../../docs/adr/057-batches.md)).
 //!
 //! While a batch of one kind is on its way, operations of that kind that arrive gather, and go with
-//! the next batch. An operation that finds none on its way is sent at once, by its caller. What has
-//! gathered is sent by a task, so that no caller depends on the others being polled. No timer
-//! delays an operation.
+//! the next batch. An operation that finds none on its way is sent at once, by its caller, and so
+//! are the operations of a `join_all`. What has gathered otherwise is sent by a task, so that no
+//! caller depends on the others being polled. No timer delays an operation.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -12,13 +12,12 @@ use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout};
 
 use super::BoxFuture;
 use crate::common::error::{Error, ErrorCode, Result};
-use crate::common::join::is_together;
+use crate::common::join::{spawn, start_errand, together};
 use crate::common::sync::{Mutex, MutexGuard};
 
 /// How long a batch keeps the next one waiting. After that, what has gathered is sent without it,
@@ -61,6 +60,8 @@ struct BatchState<O: Batched> {
 struct Gathered<O: Batched> {
     operation: O,
     reply: ReplySender<O>,
+    /// The number of the `join_all` that it is a part of.
+    together: Option<u64>,
 }
 
 /// The duty to send what has gathered. If it cannot be done, because the runtime has ended, the
@@ -104,7 +105,31 @@ impl<O: Batched> Drop for Departure<O> {
     }
 }
 
-type Taken<O> = (Vec<O>, Vec<ReplySender<O>>, Departure<O>, Option<Boarding<O>>);
+/// Operations that are sent together.
+struct Batch<O: Batched> {
+    operations: Vec<O>,
+    replies: Vec<ReplySender<O>>,
+    departure: Departure<O>,
+    /// The number of the `join_all` that all of them are a part of.
+    together: Option<u64>,
+}
+
+impl<O: Batched> Batch<O> {
+    async fn fly<Sending>(self, send: &(impl Fn(Vec<O>) -> Sending + Sync))
+    where
+        Sending: Future<Output = Vec<Result<O::Answer>>> + Send,
+    {
+        if self.operations.is_empty() {
+            return;
+        }
+        let answers = send(self.operations).await;
+        for (reply, answer) in self.replies.into_iter().zip(answers) {
+            // A caller that was dropped needs no answer.
+            drop(reply.send(answer));
+        }
+        drop(self.departure);
+    }
+}
 
 type ReplySender<O> = oneshot::Sender<Result<<O as Batched>::Answer>>;
 
@@ -166,21 +191,28 @@ impl<O: Batched> Batcher<O> {
     {
         let queue = &self.queue;
         let mut state = queue.state();
-        let expects_others = is_together() || state.has_company;
-        if !state.is_boarding && !expects_others && state.departs_in().is_none() {
+        let together = together();
+        let must_wait = state.departs_in().is_some();
+        let expects_others = together.is_some() || state.has_company;
+        if !state.is_boarding && !expects_others && !must_wait {
             let departure = Departure::new(queue, &mut state);
             return Joined::Alone(operation, departure);
         }
         let (reply, answer) = oneshot::channel();
-        state.gathered.push_back(Gathered { operation, reply });
+        state.gathered.push_back(Gathered { operation, reply, together });
         if state.gathered.len() >= queue.limit {
             queue.may_depart.notify_one();
         }
         let is_first = !std::mem::replace(&mut state.is_boarding, true);
         drop(state);
         if is_first {
-            // The first that gathers starts the task.
-            spawn(depart(Boarding(Some(Arc::clone(queue))), Arc::new(send)));
+            let boarding = Boarding(Some(Arc::clone(queue)));
+            match together {
+                Some(together) if !must_wait => {
+                    start_errand(depart_together(boarding, together, Arc::new(send)));
+                }
+                _ => spawn(depart(boarding, Arc::new(send))),
+            }
         }
         Joined::Gathered(Reply(answer))
     }
@@ -224,19 +256,37 @@ where
         }
         // Tasks that are ready to run join, such as those that the last batch has answered.
         tokio::task::yield_now().await;
-        let (operations, replies, departure, rest) = queue.take(boarding);
+        let (batch, rest) = queue.take(boarding);
         if let Some(rest) = rest {
             spawn(depart(rest, Arc::clone(&send)));
         }
-        if operations.is_empty() {
-            return;
+        batch.fly(&*send).await;
+    })
+}
+
+/// Sends what the futures of one `join_all` have gathered, within it. It has polled them all, so
+/// none is missing. If an operation of another caller has joined, a task sends them.
+fn depart_together<O, Send, Sending>(
+    boarding: Boarding<O>,
+    together: u64,
+    send: Arc<Send>,
+) -> BoxFuture<'static, ()>
+where
+    O: Batched,
+    Send: Fn(Vec<O>) -> Sending + std::marker::Send + Sync + 'static,
+    Sending: Future<Output = Vec<Result<O::Answer>>> + std::marker::Send + 'static,
+{
+    Box::pin(async move {
+        let Some(queue) = boarding.0.clone() else { return };
+        let (batch, rest) = queue.take(boarding);
+        if let Some(rest) = rest {
+            spawn(depart(rest, Arc::clone(&send)));
         }
-        let answers = send(operations).await;
-        for (reply, answer) in replies.into_iter().zip(answers) {
-            // A caller that was dropped needs no answer.
-            drop(reply.send(answer));
+        if batch.together == Some(together) {
+            batch.fly(&*send).await;
+        } else {
+            spawn(Box::pin(async move { batch.fly(&*send).await }));
         }
-        drop(departure);
     })
 }
 
@@ -254,7 +304,7 @@ impl<O: Batched> BatchQueue<O> {
 
     /// Takes the next batch. What it has no room for, or what conflicts, remains to be sent.
     /// Operations whose callers are gone are dropped.
-    fn take(self: &Arc<Self>, mut boarding: Boarding<O>) -> Taken<O> {
+    fn take(self: &Arc<Self>, mut boarding: Boarding<O>) -> (Batch<O>, Option<Boarding<O>>) {
         boarding.0 = None;
         let mut state = self.state();
         let gathered = std::mem::take(&mut state.gathered);
@@ -262,7 +312,9 @@ impl<O: Batched> BatchQueue<O> {
         let (mut operations, mut replies) = (Vec::with_capacity(count), Vec::with_capacity(count));
         let hasher = RandomState::new();
         let mut keys = HashSet::new();
-        for Gathered { operation, reply } in gathered {
+        let first = gathered.front().and_then(|first| first.together);
+        let mut together = first;
+        for Gathered { operation, reply, together: part_of } in gathered {
             if reply.is_closed() {
                 continue;
             }
@@ -270,10 +322,11 @@ impl<O: Batched> BatchQueue<O> {
             let fits = operations.len() < count
                 && operation.conflict_key().is_none_or(|key| keys.insert(hasher.hash_one(key)));
             if fits {
+                together = together.filter(|_| part_of == first);
                 operations.push(operation);
                 replies.push(reply);
             } else {
-                state.gathered.push_back(Gathered { operation, reply });
+                state.gathered.push_back(Gathered { operation, reply, together: part_of });
             }
         }
         state.has_company = operations.len() > 1;
@@ -281,7 +334,7 @@ impl<O: Batched> BatchQueue<O> {
         state.is_boarding = !state.gathered.is_empty();
         let rest = state.is_boarding.then(|| Boarding(Some(Arc::clone(self))));
         drop(state);
-        (operations, replies, departure, rest)
+        (Batch { operations, replies, departure, together }, rest)
     }
 }
 
@@ -294,22 +347,11 @@ impl<O: Batched> BatchState<O> {
     }
 }
 
-/// Starts the task that sends a batch.
-fn spawn(batch: BoxFuture<'static, ()>) {
-    #[cfg(test)]
-    if shuttle::current::try_get_current_task().is_some() {
-        // Dropping the handle would let the schedule end before the task.
-        std::mem::forget(shuttle::future::spawn(batch));
-        return;
-    }
-    if let Ok(runtime) = Handle::try_current() {
-        runtime.spawn(batch);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Waker;
 
     use shuttle::rand::{Rng, thread_rng};
     use tokio::sync::Semaphore;
@@ -482,6 +524,57 @@ mod tests {
         let calls = || join_all((1..=4).map(|number| Arc::clone(&server).call(number)));
         drop(calls().await);
         assert_eq!(server.sent(), [vec![1, 2, 3, 4]]);
+    }
+
+    /// Polls a future once, without letting other tasks run.
+    fn poll_once<T>(future: &mut BoxFuture<'static, T>) -> Poll<T> {
+        future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn operations_that_are_started_together_are_sent_by_their_caller() {
+        let server = Server::new(64);
+        let calls = (1..=4).map(|number| Arc::clone(&server).call(number));
+        let mut all: BoxFuture<'static, _> = Box::pin(join_all(calls.collect::<Vec<_>>()));
+        assert!(poll_once(&mut all).is_pending());
+        assert_eq!(server.sent(), [vec![1, 2, 3, 4]], "without a task");
+        // If they are dropped, a task waits for the answers.
+        drop(all);
+        server.permits.add_permits(1);
+        settle().await;
+        assert_eq!(server.permits.available_permits(), 0);
+        assert_eq!(server.batcher.queue.state().departures, []);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_of_another_caller_is_not_sent_by_those_that_are_started_together() {
+        let server = Server::new(64);
+        let other: BoxFuture<'static, _> = Box::pin(Arc::clone(&server).call(9));
+        let other = Mutex::new(other);
+        let runtime = tokio::runtime::Handle::current();
+        let mut together: Vec<BoxFuture<'_, Result<usize>>> = Vec::new();
+        together.push(Box::pin(Arc::clone(&server).call(1)));
+        together.push(Box::pin(poll_fn(|_context| {
+            let joined = std::thread::scope(|scope| {
+                let joining = scope.spawn(|| {
+                    let _runtime = runtime.enter();
+                    poll_once(&mut other.lock().expect("no panic")).is_pending()
+                });
+                joining.join().expect("no panic")
+            });
+            assert!(joined);
+            Poll::Ready(Ok(0))
+        })));
+        let mut all = Box::pin(join_all(together));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(all.as_mut().poll(&mut context).is_pending());
+        server.permits.add_permits(1);
+        settle().await;
+        assert_eq!(server.sent(), [vec![1, 9]]);
+        let answer = poll_once(&mut other.lock().expect("no panic"));
+        assert!(matches!(answer, Poll::Ready(Ok(9))), "{answer:?}");
+        // Until here, those that are started together are not polled again.
+        drop(all);
     }
 
     #[test]

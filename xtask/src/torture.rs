@@ -12,19 +12,20 @@ use crate::test::{REQUIRE_SERVERS, install_servers};
 const STORES: [(&str, &[&str]); 5] = [
     ("memory", &["memory"]),
     ("sqlite", &["sqlite", "sqlite-replaced"]),
-    ("redis", &["redis", "redis-sentinel", "redis-cluster"]),
+    ("redis", &["redis", "redis-sentinel", "redis-cluster", "redis-shards"]),
     ("postgres", &["postgres", "postgres-pgbouncer", "postgres-standby"]),
     ("firestore", &["firestore"]),
 ];
 
 /// The stores and for how many seconds each is tortured with `--brief`.
-const BRIEFLY: [&str; 10] = [
+const BRIEFLY: [&str; 11] = [
     "redis=40",
     "postgres=40",
     "firestore=40",
     "sqlite=35",
     "redis-sentinel=35",
     "redis-cluster=35",
+    "redis-shards=25",
     "sqlite-replaced=25",
     "postgres-standby=20",
     "postgres-pgbouncer=20",
@@ -66,7 +67,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
 
 /// Tortures all stores for an hour.
 pub(crate) fn soak() -> Outcome {
-    run(&["--minutes", "6"].map(str::to_owned))
+    run(&["--minutes", "5.5"].map(str::to_owned))
 }
 
 /// Tortures all stores briefly, and then with planted bugs. The program is built.

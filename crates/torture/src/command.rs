@@ -19,9 +19,9 @@ usage: torture [bugs] [STORE…] [--minutes N | --seconds N] [--seed S] [--bug N
                [--out DIRECTORY]
 
   bugs        plant every bug in turn, with the seeds in bugs.tsv, and check that each is found
-  STORE       memory, sqlite, sqlite-replaced, redis, redis-sentinel, redis-cluster, postgres,
-              postgres-pgbouncer, postgres-standby, firestore; all by default. STORE=N sets its
-              seconds
+  STORE       memory, sqlite, sqlite-replaced, redis, redis-sentinel, redis-cluster, redis-shards,
+              postgres, postgres-pgbouncer, postgres-standby, firestore; all by default. STORE=N
+              sets its seconds
   --minutes   how long to torture each store, 1 by default
   --seed      decides everything that is drawn; printed by every run
   --bug       plants a bug, which must be found

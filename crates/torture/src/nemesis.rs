@@ -176,9 +176,10 @@ impl Nemesis {
     fn note(&self, fault: &Planned, client: Option<usize>) -> OpenFault<'_> {
         // Replication on Redis is asynchronous: a release or an extend may be lost.
         let allows = match (fault.kind, self.plan.deployment) {
-            (Kind::Failover, Deployment::RedisSentinel | Deployment::RedisCluster) => {
-                Allowance::LostWrites
-            }
+            (
+                Kind::Failover,
+                Deployment::RedisSentinel | Deployment::RedisCluster | Deployment::RedisShards,
+            ) => Allowance::LostWrites,
             // A lock may be evicted. Fence counters do not expire, so they are not. A clock that
             // jumps ahead ends locks, and one that jumps back keeps them.
             (Kind::Evict | Kind::JumpClock, _) => Allowance::Expiry,

@@ -18,8 +18,10 @@ pub enum Deployment {
     Redis,
     /// A Redis primary and its replica, watched by Sentinel.
     RedisSentinel,
-    /// A Redis Cluster with replicas.
+    /// A Redis Cluster with replicas, all locks in one slot.
     RedisCluster,
+    /// A Redis Cluster with replicas, the locks in shards on all nodes.
+    RedisShards,
     /// A PostgreSQL server.
     Postgres,
     /// A PostgreSQL server behind PgBouncer.
@@ -32,13 +34,14 @@ pub enum Deployment {
 
 impl Deployment {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Memory,
         Self::Sqlite,
         Self::SqliteReplaced,
         Self::Redis,
         Self::RedisSentinel,
         Self::RedisCluster,
+        Self::RedisShards,
         Self::Postgres,
         Self::PgBouncer,
         Self::PostgresStandby,
@@ -55,6 +58,7 @@ impl Deployment {
             Self::Redis => "redis",
             Self::RedisSentinel => "redis-sentinel",
             Self::RedisCluster => "redis-cluster",
+            Self::RedisShards => "redis-shards",
             Self::Postgres => "postgres",
             Self::PgBouncer => "postgres-pgbouncer",
             Self::PostgresStandby => "postgres-standby",
@@ -123,7 +127,10 @@ impl Deployment {
                 &[Kind::KillServer, Kind::StopServer, Kind::EndSessions, Kind::JumpClock]
             }
             Self::PgBouncer => &[Kind::RestartPooler, Kind::StopServer, Kind::EndSessions],
-            Self::RedisSentinel | Self::RedisCluster | Self::PostgresStandby => &[],
+            Self::RedisSentinel
+            | Self::RedisCluster
+            | Self::RedisShards
+            | Self::PostgresStandby => &[],
             Self::Firestore => &[Kind::StopServer, Kind::SkewClock, Kind::SkewClock],
         });
         kinds
@@ -280,7 +287,9 @@ impl Plan {
             at += random.millis(1_000..2_500);
         }
         let failovers = match deployment {
-            Deployment::RedisSentinel | Deployment::RedisCluster => noisy.as_secs() / 6,
+            Deployment::RedisSentinel | Deployment::RedisCluster | Deployment::RedisShards => {
+                noisy.as_secs() / 6
+            }
             Deployment::PostgresStandby => 1,
             _ => 0,
         };

@@ -23,6 +23,7 @@ enum Servers {
     Redis(RedisServer),
     RedisSentinel(Box<RedisSentinel>),
     RedisCluster(RedisCluster),
+    RedisShards(RedisCluster),
     Postgres(PostgresServer),
     PgBouncer(PostgresServer, PgBouncer),
     PostgresStandby { primary: PostgresServer, standby: PostgresServer },
@@ -102,9 +103,10 @@ impl Store {
             Servers::Sqlite(_) | Servers::SqliteReplaced(_) => {
                 return format!("SQLite {}, bundled", rusqlite::version());
             }
-            Servers::Redis(_) | Servers::RedisSentinel(_) | Servers::RedisCluster(_) => {
-                ("redis-server", "--version")
-            }
+            Servers::Redis(_)
+            | Servers::RedisSentinel(_)
+            | Servers::RedisCluster(_)
+            | Servers::RedisShards(_) => ("redis-server", "--version"),
             Servers::Postgres(_) | Servers::PostgresStandby { .. } => ("psql", "--version"),
             Servers::PgBouncer(..) => ("pgbouncer", "--version"),
             Servers::Firestore(_) => return "hidane 0.6.0, an emulator".to_owned(),
@@ -249,10 +251,13 @@ impl Servers {
                 sentinel.disable_automatic_failover();
                 Self::RedisSentinel(Box::new(sentinel))
             }
-            Deployment::RedisCluster => {
+            Deployment::RedisCluster | Deployment::RedisShards => {
                 let cluster = RedisCluster::start(1).expect(INSTALLED);
                 cluster.disable_automatic_failover();
-                Self::RedisCluster(cluster)
+                match deployment {
+                    Deployment::RedisShards => Self::RedisShards(cluster),
+                    _ => Self::RedisCluster(cluster),
+                }
             }
             Deployment::Postgres => {
                 let options = PostgresOptions::default().with_clock();
@@ -282,7 +287,8 @@ impl Servers {
             | Self::Sqlite(_)
             | Self::SqliteReplaced(_)
             | Self::RedisSentinel(_)
-            | Self::RedisCluster(_) => 0,
+            | Self::RedisCluster(_)
+            | Self::RedisShards(_) => 0,
             Self::Redis(server) => server.port(),
             Self::Postgres(server) => server.port(),
             Self::PostgresStandby { primary, .. } => primary.port(),
@@ -308,6 +314,9 @@ impl Servers {
             Self::RedisCluster(cluster) => {
                 cluster.url(&format!("prefix=%7Btorture%7D&{TIMEOUTS}&wait_for_replicas=1"))
             }
+            Self::RedisShards(cluster) => {
+                cluster.url(&format!("prefix=torture&shards=16&{TIMEOUTS}&wait_for_replicas=1"))
+            }
             Self::Postgres(_) | Self::PgBouncer(..) => {
                 format!("postgres://postgres@127.0.0.1:{port}/postgres?{TIMEOUTS}")
             }
@@ -330,6 +339,11 @@ impl Servers {
             }
             Self::RedisCluster(cluster) => {
                 cluster.fail_over("{torture}");
+                Effect { failovers: 1, ..Effect::default() }
+            }
+            Self::RedisShards(cluster) => {
+                // Each is in a slot of another node.
+                cluster.fail_over(if fault.amount == 1 { "{a}" } else { "{b}" });
                 Effect { failovers: 1, ..Effect::default() }
             }
             Self::PostgresStandby { primary, standby } => {

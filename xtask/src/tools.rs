@@ -17,8 +17,8 @@ fn directory() -> Outcome<PathBuf> {
     Ok(cache.join("syncguard-tools"))
 }
 
-/// Ensures that a program, or a file by its path, of a Debian package is installed. Installs it with `apt-get`; if that
-/// fails, the error names the package.
+/// Ensures that a program, or a file by its path, of a Debian package is installed. Installs it
+/// with `apt-get`; if that fails, the error names the package.
 pub(crate) fn from_debian(program: &str, package: &str) -> Outcome {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);

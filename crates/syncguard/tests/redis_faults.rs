@@ -298,19 +298,21 @@ async fn refusals_of_the_server_have_the_codes_of_the_table() {
     assert_eq!(error.code(), ErrorCode::RateLimited, "{error:?}");
 }
 
-/// A user with exactly the documented ACL rules can do everything; without access to the channels,
-/// waiters poll.
+/// A user with exactly the documented ACL rules can do everything. Without access to the channels,
+/// waiters poll; without `MGET`, locks do not travel together.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documented_acl_rules_are_sufficient() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let client = Client::open(server.url()).expect("a URL");
     let mut raw = client.get_multiplexed_async_connection().await.expect("connects");
-    let rights = "on >secret ~syncguard:* resetchannels -@all +evalsha +eval +get +set +del +incr \
-                  +decr +time +publish +subscribe +unsubscribe +pubsub|numsub +ping +hello";
-    for (user, channels) in [("full", "&syncguard:wake:*"), ("mute", "")] {
+    let rights = "on >secret ~syncguard:* resetchannels -@all +evalsha +eval +get +mget +set +del \
+                  +incr +decr +time +publish +subscribe +unsubscribe +pubsub|numsub +ping +hello";
+    for (user, more) in
+        [("full", "&syncguard:wake:*"), ("mute", ""), ("alone", "&syncguard:wake:* -mget")]
+    {
         let mut acl = redis::cmd("ACL");
         acl.arg("SETUSER").arg(user);
-        for right in rights.split_whitespace().chain(channels.split_whitespace()) {
+        for right in rights.split_whitespace().chain(more.split_whitespace()) {
             acl.arg(right);
         }
         acl.query_async::<()>(&mut raw).await.expect("works");
@@ -318,12 +320,16 @@ async fn the_documented_acl_rules_are_sufficient() {
         let options = LockOptions::default().timeout(Duration::from_secs(10));
         let backend = connect(&url).await;
         let here = Locker::builder(backend.clone()).options(options.clone()).build();
+        let here = here.expect("in a runtime");
         let there = Locker::builder(backend).options(options).build().expect("in a runtime");
-        let guard = here.expect("in a runtime").lock(user).await.expect("free");
+        let guard = here.lock(user).await.expect("free");
         let waiting = tokio::spawn(async move { there.lock(user).await.map(drop) });
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
         waiting.await.expect("no panic").expect("acquired");
+        let all = here.lock_all(["a", "b", "c"]).await.expect("free");
+        all.release().await.expect("works");
+        assert!(!here.is_locked("b").await.expect("works"));
     }
     let url = format!("redis://full:secret@127.0.0.1:{}/0", server.port());
     // Listing needs one more permission.

@@ -223,6 +223,7 @@ impl<O: Batched> Batcher<O> {
     ///
     /// As [`join`](Self::join). If the operation was sent alone, the future that `send` returned is
     /// dropped.
+    #[cfg(any(test, feature = "postgres"))]
     pub(crate) async fn run<Sending>(
         &self,
         operation: O,

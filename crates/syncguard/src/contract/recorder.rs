@@ -106,22 +106,21 @@ impl Recorder {
         backend: &B,
         request: &AcquireAnyRequest,
     ) -> Result<AcquireAnyOutcome<B::Fencing>> {
-        let call = backend.acquire_any(request);
-        if self.is_off() {
-            return call.await;
-        }
+        let started = self.start();
+        let result = backend.acquire_any(request).await;
         let judge = |outcome: &AcquireAnyOutcome<B::Fencing>| match outcome {
             AcquireAnyOutcome::Acquired { .. } => (true, None),
             AcquireAnyOutcome::Contended { .. } => (false, Some(Reason::Locked)),
         };
-        let (result, event) = observe(backend, Operation::Acquire, call, judge).await;
-        let subject = match &result {
-            Ok(AcquireAnyOutcome::Acquired { key, .. }) => {
-                Subject { key: Some(key), lock_id: Some(request.first().lock_id()) }
-            }
-            _ => Subject { key: request.keys().first(), lock_id: None },
-        };
-        self.send(event, subject);
+        if let Some(started) = started {
+            let subject = match &result {
+                Ok(AcquireAnyOutcome::Acquired { key, .. }) => {
+                    Subject { key: Some(key), lock_id: Some(request.first().lock_id()) }
+                }
+                _ => Subject { key: request.keys().first(), lock_id: None },
+            };
+            self.send(event(backend, Operation::Acquire, started, &result, judge), subject);
+        }
         result
     }
 
@@ -183,6 +182,11 @@ impl Recorder {
         self.record(backend, Operation::Lookup, subject, call, judge, None).await
     }
 
+    /// Returns when an operation that is reported starts, which is now.
+    fn start(&self) -> Option<Instant> {
+        (!self.is_off()).then(Instant::now)
+    }
+
     /// Runs an operation and reports how it ended.
     ///
     /// `judge` returns whether the operation had the requested effect, and if not, why. `granted`
@@ -196,12 +200,13 @@ impl Recorder {
         judge: impl FnOnce(&T) -> (bool, Option<Reason>) + Send,
         granted: Option<LockId>,
     ) -> Result<T> {
-        if self.is_off() {
-            return call.await;
+        let started = self.start();
+        let result = call.await;
+        if let Some(started) = started {
+            let event = event(backend, operation, started, &result, judge);
+            subject.lock_id = subject.lock_id.or(granted.filter(|_| event.ok));
+            self.send(event, subject);
         }
-        let (result, event) = observe(backend, operation, call, judge).await;
-        subject.lock_id = subject.lock_id.or(granted.filter(|_| event.ok));
-        self.send(event, subject);
         result
     }
 
@@ -224,21 +229,20 @@ impl Recorder {
     }
 }
 
-/// Runs an operation. Returns how it ended, and an event that does not name its subject yet.
-async fn observe<T>(
+/// Returns the event of an operation, which does not name its subject yet.
+fn event<T>(
     backend: &impl LockBackend,
     operation: Operation,
-    call: impl Future<Output = Result<T>>,
+    started: Instant,
+    result: &Result<T>,
     judge: impl FnOnce(&T) -> (bool, Option<Reason>),
-) -> (Result<T>, LockEvent) {
-    let started = Instant::now();
-    let result = call.await;
-    let (ok, reason) = match &result {
+) -> LockEvent {
+    let (ok, reason) = match result {
         Ok(value) => judge(value),
         Err(error) => (false, Some(Reason::Error(error.code()))),
     };
     let mut event =
         LockEvent::new(backend.capabilities().backend, operation, ok, started.elapsed());
     event.reason = reason;
-    (result, event)
+    event
 }

@@ -32,9 +32,10 @@ use crate::contract::request::{
 };
 use crate::contract::stored_lock::StoredLock;
 
-/// How long records outlive their TTL: the tolerance, and a while in which "expired" is
-/// distinguished from "not found".
-pub(super) const OUTLIVES_MS: u64 = TIME_TOLERANCE_MS + 1000;
+/// How long records outlive their TTL.
+pub(super) const OUTLIVES_MS: u64 = TIME_TOLERANCE_MS + GRACE_MS;
+/// How long records outlive their tolerance, to distinguish "expired" from "not found".
+const GRACE_MS: u64 = 1000;
 
 /// How long the marker of an undo is kept: longer than any request takes to arrive.
 pub(super) const MARK_MS: u64 = 60_000;

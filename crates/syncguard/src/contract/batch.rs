@@ -207,11 +207,10 @@ impl<O: Batched> Batcher<O> {
         drop(state);
         if is_first {
             let boarding = Boarding(Some(Arc::clone(queue)));
-            match together {
-                Some(together) if !must_wait => {
-                    start_errand(depart_together(boarding, together, Arc::new(send)));
-                }
-                _ => spawn(depart(boarding, Arc::new(send))),
+            if together.is_some() && !must_wait {
+                start_errand(depart(boarding, together, Arc::new(send)));
+            } else {
+                spawn(depart(boarding, None, Arc::new(send)));
             }
         }
         Joined::Gathered(Reply(answer))
@@ -243,33 +242,12 @@ impl<O: Batched> Batcher<O> {
 }
 
 /// Sends what has gathered as soon as a batch may leave.
-fn depart<O, Send, Sending>(boarding: Boarding<O>, send: Arc<Send>) -> BoxFuture<'static, ()>
-where
-    O: Batched,
-    Send: Fn(Vec<O>) -> Sending + std::marker::Send + Sync + 'static,
-    Sending: Future<Output = Vec<Result<O::Answer>>> + std::marker::Send + 'static,
-{
-    Box::pin(async move {
-        let Some(queue) = boarding.0.clone() else { return };
-        while let Some(wait) = queue.departs_in() {
-            // Whether it ended or not, the queue is looked at again.
-            drop(timeout(wait, queue.may_depart.notified()).await);
-        }
-        // Tasks that are ready to run join, such as those that the last batch has answered.
-        tokio::task::yield_now().await;
-        let (batch, rest) = queue.take(boarding);
-        if let Some(rest) = rest {
-            spawn(depart(rest, Arc::clone(&send)));
-        }
-        batch.fly(&*send).await;
-    })
-}
-
-/// Sends what the futures of one `join_all` have gathered, within it. It has polled them all, so
-/// none is missing. If an operation of another caller has joined, a task sends them.
-fn depart_together<O, Send, Sending>(
+///
+/// With `together`, it is sent within that `join_all`, at once: all its futures have been polled,
+/// so none is missing. If an operation of another caller has joined them, a task sends the batch.
+fn depart<O, Send, Sending>(
     boarding: Boarding<O>,
-    together: u64,
+    together: Option<u64>,
     send: Arc<Send>,
 ) -> BoxFuture<'static, ()>
 where
@@ -279,11 +257,19 @@ where
 {
     Box::pin(async move {
         let Some(queue) = boarding.0.clone() else { return };
+        if together.is_none() {
+            while let Some(wait) = queue.departs_in() {
+                // Whether it ended or not, the queue is looked at again.
+                drop(timeout(wait, queue.may_depart.notified()).await);
+            }
+            // Tasks that are ready to run join, such as those that the last batch has answered.
+            tokio::task::yield_now().await;
+        }
         let (batch, rest) = queue.take(boarding);
         if let Some(rest) = rest {
-            spawn(depart(rest, Arc::clone(&send)));
+            spawn(depart(rest, None, Arc::clone(&send)));
         }
-        if batch.together == Some(together) {
+        if together.is_none() || batch.together == together {
             batch.fly(&*send).await;
         } else {
             spawn(Box::pin(async move { batch.fly(&*send).await }));

@@ -3,6 +3,7 @@
 mod bench;
 mod figures;
 mod mutants;
+mod programs;
 mod release;
 mod report;
 mod shell;

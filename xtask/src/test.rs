@@ -1,11 +1,11 @@
 //! `cargo xtask test` and `cargo xtask soak`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::process::Command;
 
 use crate::shell::{Outcome, cargo, root, step, target};
-use crate::{figures, release, text, tools, torture};
+use crate::{figures, programs, release, text, tools, torture};
 
 /// The features of the library that must also compile on their own.
 const FEATURES: [&str; 8] =
@@ -13,6 +13,9 @@ const FEATURES: [&str; 8] =
 
 /// The backends, by the name of their test files.
 const BACKENDS: [&str; 5] = ["firestore", "memory", "postgres", "redis", "sqlite"];
+
+/// How many test programs run at once.
+const JOBS: usize = 3;
 
 /// The variable that makes a missing server a failure instead of a skipped test.
 pub(crate) const REQUIRE_SERVERS: &str = "SYNCGUARD_REQUIRE_SERVERS";
@@ -71,11 +74,15 @@ fn everything() -> Outcome {
     }
     let document = ["doc", "--workspace", "--no-deps", "--all-features"];
     step("documentation", cargo(&document).env("RUSTDOCFLAGS", "-D warnings"))?;
-    let test = ["test", "--workspace", "--all-features"];
     let figures = figures::file()?;
-    let mut tests = cargo(&test);
-    tests.env(REQUIRE_SERVERS, "1").env("PATH", &path).env(figures::VARIABLE, &figures);
-    step("tests", &mut tests)?;
+    let environment = [
+        (REQUIRE_SERVERS, OsStr::new("1")),
+        ("PATH", path.as_os_str()),
+        (figures::VARIABLE, figures.as_os_str()),
+    ];
+    programs::run(programs::build()?, JOBS, &environment)?;
+    let mut tests = cargo(&["test", "--workspace", "--all-features", "--doc"]);
+    step("tests in the documentation", tests.envs(environment))?;
     for example in ["prometheus", "opentelemetry"] {
         step(
             &format!("example {example}"),
@@ -88,12 +95,13 @@ fn everything() -> Outcome {
         let mut run = Command::new(target().join("debug/examples").join(&example));
         step(&format!("example {example}"), run.current_dir(root()))?;
     }
+    torture::briefly(&path, &figures)?;
     release::packages()?;
     // The check for advisories is left out, because not every machine can download the database.
     let mut deny = Command::new(tools::from_crates_io("cargo-deny", "0.20.2", "dev")?);
     deny.current_dir(root()).args(["check", "licenses", "bans", "sources"]);
     step("licenses, bans and sources of the dependencies", &mut deny)?;
-    figures::print(&figures, &[&figures::OF_TESTS])
+    figures::print(&figures, &[&figures::OF_TESTS, &figures::OF_TORTURE])
 }
 
 fn examples() -> Outcome<Vec<String>> {

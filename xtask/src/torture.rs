@@ -71,7 +71,7 @@ pub(crate) fn soak() -> Outcome {
 }
 
 /// Tortures all stores briefly, and then with planted bugs. The program is built.
-fn briefly(path: &OsStr, figures: &Path) -> Outcome {
+pub(crate) fn briefly(path: &OsStr, figures: &Path) -> Outcome {
     let stores = BRIEFLY.map(str::to_owned);
     // They wait more than they work.
     let jobs = ["--jobs", "4"].map(str::to_owned);

@@ -116,9 +116,10 @@ impl AcquireAnyRequest {
         Ok(Self { keys, request: AcquireRequest::new(first, ttl)? })
     }
 
-    /// Creates a request for several locks with the lock id of a request for the first of them.
-    pub(crate) fn of(keys: Arc<[Key]>, request: AcquireRequest) -> Self {
-        Self { keys, request }
+    /// Creates a request for several locks, at least one, from a request for another lock.
+    pub(crate) fn of(keys: &[Key], request: &AcquireRequest) -> Self {
+        let request = AcquireRequest { key: keys[0].clone(), ..request.clone() };
+        Self { keys: keys.into(), request }
     }
 
     /// Sets who will hold the lock. A backend stores it with the lock, for display.

@@ -61,37 +61,12 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
         Self { call, ticket, is_new, unsettled: None }
     }
 
-    /// Asks the store once, or twice for many locks of which any will do.
-    pub(super) async fn ask(&mut self) -> Result<Attempted<B>> {
-        match self.call.any_of {
-            None => self.ask_for(None).await,
-            // Boxed, so that ordinary waiters are smaller.
-            Some(keys) => Box::pin(self.ask_for_any(keys)).await,
-        }
-    }
-
-    /// Asks for some of the locks and, if there are more, for the others: a large request is
-    /// needed only if most locks are held.
-    async fn ask_for_any(&mut self, keys: &Arc<[Key]>) -> Result<Attempted<B>> {
-        const FIRST: usize = 64;
-        if keys.len() <= FIRST {
-            return self.ask_for(Some(Arc::clone(keys))).await;
-        }
-        let mut soonest = Soonest::default();
-        for part in [&keys[..FIRST], &keys[FIRST..]] {
-            match self.ask_for(Some(part.into())).await? {
-                Attempted::Contended { expires_in } => soonest.add(expires_in),
-                acquired @ Attempted::Acquired(_) => return Ok(acquired),
-            }
-        }
-        Ok(Attempted::Contended { expires_in: soonest.expires_in() })
-    }
-
     /// Asks the store once: for the lock of the key, or for any of several.
-    async fn ask_for(&mut self, any_of: Option<Arc<[Key]>>) -> Result<Attempted<B>> {
-        let mut acquisition = self.begin(any_of.as_deref())?;
+    pub(super) async fn ask(&mut self) -> Result<Attempted<B>> {
+        let mut acquisition = self.begin()?;
         self.call.attempts.fetch_add(1, Ordering::Relaxed);
         let (context, request) = (Arc::clone(self.call.context), acquisition.request().clone());
+        let any_of = self.call.any_of.cloned();
         // The context is returned with the answer, for the guard.
         let call = async move {
             let Engine { recorder, backend, .. } = &*context.engine;
@@ -99,18 +74,8 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
                 // Without a sink the future is smaller.
                 None if recorder.is_off() => (backend.acquire(&request).await, None),
                 None => (Box::pin(recorder.acquire(backend, &request)).await, None),
-                Some(keys) => {
-                    let request = AcquireAnyRequest::of(keys, request);
-                    match Box::pin(recorder.acquire_any(backend, &request)).await {
-                        Ok(AcquireAnyOutcome::Acquired { key, lease }) => {
-                            (Ok(AcquireOutcome::Acquired(lease)), Some(key))
-                        }
-                        Ok(AcquireAnyOutcome::Contended { expires_in }) => {
-                            (Ok(AcquireOutcome::Contended { expires_in }), None)
-                        }
-                        Err(error) => (Err(error), None),
-                    }
-                }
+                // Boxed, so that ordinary waiters are smaller.
+                Some(keys) => Box::pin(acquire_any(&context.engine, &keys, request)).await,
             };
             AcquireReply { answer, key, context }
         };
@@ -139,7 +104,8 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
 
     /// Returns the request to send: the one with an open copy while repeating it is worthwhile, or
     /// a new one.
-    fn begin(&mut self, any_of: Option<&[Key]>) -> Result<Acquisition> {
+    fn begin(&mut self) -> Result<Acquisition> {
+        let any_of = self.call.any_of;
         let is_new = std::mem::take(&mut self.is_new);
         let now = if is_new { self.call.started } else { self.call.context.engine.ticker.now() };
         if any_of.is_none()
@@ -152,7 +118,7 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
         self.undo_unsettled();
         let context = self.call.context;
         let ttl = context.options.ttl;
-        let request = if let Some(first) = any_of.and_then(<[Key]>::first) {
+        let request = if let Some(first) = any_of.and_then(|keys| keys.first()) {
             // It is not known yet whose shard the lock id would have to name.
             AcquireRequest::new(first.clone(), ttl)?
         } else {
@@ -198,4 +164,27 @@ impl<B: LockBackend> Drop for Attempts<'_, B> {
     fn drop(&mut self) {
         self.undo_unsettled();
     }
+}
+
+/// Asks for some of the locks and, if there are more, for the others: a large request is needed
+/// only if most locks are held. Returns the outcome, and the key of a lock that was acquired.
+async fn acquire_any<B: LockBackend>(
+    engine: &Engine<B>,
+    keys: &[Key],
+    request: AcquireRequest,
+) -> (Result<AcquireOutcome<B::Fencing>>, Option<Key>) {
+    const FIRST: usize = 64;
+    let (first, others) = keys.split_at(keys.len().min(FIRST));
+    let mut soonest = Soonest::default();
+    for part in [first, others].into_iter().filter(|part| !part.is_empty()) {
+        let request = AcquireAnyRequest::of(part, &request);
+        match engine.recorder.acquire_any(&engine.backend, &request).await {
+            Ok(AcquireAnyOutcome::Acquired { key, lease }) => {
+                return (Ok(AcquireOutcome::Acquired(lease)), Some(key));
+            }
+            Ok(AcquireAnyOutcome::Contended { expires_in }) => soonest.add(expires_in),
+            Err(error) => return (Err(error), None),
+        }
+    }
+    (Ok(AcquireOutcome::Contended { expires_in: soonest.expires_in() }), None)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
@@ -92,7 +92,10 @@ impl<'a, B: LockBackend> LockRequest<'a, B> {
     /// gets is released.
     pub async fn try_now(mut self) -> Result<Option<LockGuard<B>>> {
         let (context, key, any_of) = self.begin()?;
-        Wait::new(context.get(), &key, any_of.as_ref()).once().await
+        let mut wait = Wait::new(context.get(), &key, any_of.as_ref());
+        let acquired = wait.bounded(pin!(wait.once())).await;
+        wait.ended(acquired.as_ref().map(Option::as_ref));
+        acquired
     }
 
     /// Waits for at most this long. Returns `None` if the lock is still held then. A store that
@@ -219,7 +222,13 @@ impl<B: LockBackend> Future for LockRequest<'_, B> {
                 label = options.get().options.label.as_deref(),
             );
             let wait = async move {
-                Wait::new(options.get(), &key, any_of.as_ref()).until_acquired().await
+                let mut wait = Wait::new(options.get(), &key, any_of.as_ref());
+                let acquired = match options.get().options.timeout {
+                    Some(Duration::ZERO) => Err(wait.timed_out()),
+                    _ => wait.bounded(pin!(wait.in_order())).await,
+                };
+                wait.ended(acquired.as_ref().map(Some));
+                acquired
             };
             // Without a span the future is smaller.
             self.state = RequestState::Waiting(if span.is_disabled() {

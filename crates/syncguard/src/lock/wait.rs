@@ -15,7 +15,6 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::attempt::{Attempted, Attempts, LockCall};
 use super::clock::LocalInstant;
 use super::context::Context;
-
 use super::guard::LockGuard;
 use super::retry::{Next, Schedule};
 use super::trust::Sighting;
@@ -23,7 +22,6 @@ use super::wait_queue::{QueueHead, WaitQueue, pause_in_order};
 use crate::common::backoff::random_fraction;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::fence::{Fence, Fencing};
-use crate::common::holder::HolderInfo;
 use crate::common::join::join_all;
 use crate::common::key::Key;
 use crate::common::sync::Mutex;
@@ -84,56 +82,22 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         }
     }
 
-    /// Makes one attempt, without queueing.
-    pub(super) async fn once(&mut self) -> Result<Option<LockGuard<B>>> {
-        let mut attempts = Attempts::new(&self.call, None, true);
-        let result = self.bounded(pin!(attempts.ask())).await;
-        drop(attempts);
-        self.outcome = match &result {
-            Ok(Attempted::Acquired(_)) => WaitOutcome::Acquired,
-            Ok(Attempted::Contended { .. }) => WaitOutcome::Contended,
-            Err(error) => outcome_of(error),
-        };
-        Ok(match result? {
-            Attempted::Acquired(guard) => {
-                self.fence = guard.try_fence().map_or(0, Fence::get);
-                Some(guard)
-            }
-            Attempted::Contended { .. } => None,
-        })
-    }
-
-    /// Attempts until the lock is acquired or the time is over.
-    pub(super) async fn until_acquired(&mut self) -> Result<LockGuard<B>> {
-        if self.call.context.options.timeout == Some(Duration::ZERO) {
-            self.outcome = WaitOutcome::TimedOut;
-            return Err(self.timed_out());
-        }
-        let mut result = self.bounded(pin!(self.in_order())).await;
-        if let Err(error) = &result
-            && error.code() == ErrorCode::AcquisitionTimeout
-        {
-            let holder = Box::pin(self.holder()).await;
-            result = result.map_err(|error| error.with_holder(holder));
-        }
-        self.outcome = result.as_ref().map_or_else(outcome_of, |_guard| WaitOutcome::Acquired);
-        let fence = result.as_ref().ok().and_then(LockGuard::try_fence);
-        self.fence = fence.map_or(0, Fence::get);
-        result
-    }
-
-    /// Limits a wait by the timeout and the cancellation token, including an attempt in progress.
+    /// Limits [`in_order`](Self::in_order) or [`once`](Self::once) by the timeout and the
+    /// cancellation token, including an attempt in progress.
     ///
     /// Futures are passed by reference, and the limits are created only when there is something to
     /// wait for: a parked waiter is small, and a free lock costs no timer.
-    async fn bounded<T>(&self, mut wait: Pin<&mut impl Future<Output = Result<T>>>) -> Result<T> {
+    pub(super) async fn bounded<T>(
+        &self,
+        mut acquire: Pin<&mut impl Future<Output = Result<T>>>,
+    ) -> Result<T> {
         let mut limits = None;
-        let found = poll_fn(|context| {
+        let result = poll_fn(|context| {
             // First, so that a canceled waiter that reaches the head does not ask the store.
             if self.is_cancelled() {
                 return Poll::Ready(Err(self.cancelled()));
             }
-            if let Poll::Ready(result) = wait.as_mut().poll(context) {
+            if let Poll::Ready(result) = acquire.as_mut().poll(context) {
                 return Poll::Ready(result);
             }
             if limits.is_none() {
@@ -145,9 +109,32 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             let limits = limits.get_or_insert_with(|| Box::pin(self.limits()));
             limits.as_mut().poll(context).map(Err)
         })
-        .await?;
-        // A lock that came too late is dropped here, which releases it.
-        if self.is_late() { Err(self.timed_out()) } else { Ok(found) }
+        .await;
+        match result {
+            // A lock that came too late is dropped here, which releases it.
+            Ok(_) if self.is_late() => Err(Box::pin(self.with_holder(self.timed_out())).await),
+            Err(error) if error.code() == ErrorCode::AcquisitionTimeout => {
+                Err(Box::pin(self.with_holder(error)).await)
+            }
+            result => result,
+        }
+    }
+
+    /// Notes how the call ended: with a lock, without one because it is held, or with an error.
+    pub(super) fn ended(&mut self, acquired: Result<Option<&LockGuard<B>>, &Error>) {
+        (self.outcome, self.fence) = match acquired {
+            Ok(Some(guard)) => (WaitOutcome::Acquired, guard.try_fence().map_or(0, Fence::get)),
+            Ok(None) => (WaitOutcome::Contended, 0),
+            Err(error) => (outcome_of(error), 0),
+        };
+    }
+
+    /// Makes one attempt, without queueing.
+    pub(super) async fn once(&self) -> Result<Option<LockGuard<B>>> {
+        Ok(match Attempts::new(&self.call, None, true).ask().await? {
+            Attempted::Acquired(guard) => Some(guard),
+            Attempted::Contended { .. } => None,
+        })
     }
 
     fn is_late(&self) -> bool {
@@ -195,7 +182,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     }
 
     /// Waits to become the head of the queue within this process, then for the lock.
-    async fn in_order(&self) -> Result<LockGuard<B>> {
+    pub(super) async fn in_order(&self) -> Result<LockGuard<B>> {
         let ticket = self.call.context.engine.wait_queues.enter(self.call.key);
         self.queued_behind.store(ticket.ahead, Ordering::Relaxed);
         let queue = &*ticket.queue;
@@ -219,7 +206,8 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         // attempt and no retries there is no time to wait for that.
         let mut holder = Holder::Here;
         if !self.is_held_here(queue) || self.call.context.options.max_retries() == Some(0) {
-            match self.ask(queue, &mut head, &mut attempts).await? {
+            let answer = attempts.ask().await;
+            match self.note_answer(queue, &mut head, answer).await? {
                 Attempted::Acquired(guard) => return Ok(guard),
                 Attempted::Contended { expires_in } => holder = Holder::Elsewhere { expires_in },
             }
@@ -307,7 +295,8 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                     self.pause(queue, &mut head, &mut schedule, expires_in).await?
                 }
             };
-            match self.ask(queue, &mut head, &mut attempts).await? {
+            let answer = attempts.ask().await;
+            match self.note_answer(queue, &mut head, answer).await? {
                 Attempted::Acquired(guard) => {
                     if let Some(released_at) = released_at {
                         self.note_hand_over(released_at);
@@ -335,14 +324,14 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         self.call.hand_over_us.store(took_us, Ordering::Relaxed);
     }
 
-    /// Asks the store once. With `retry_on_error`, a retryable error counts as a held lock.
-    async fn ask(
+    /// Records what an attempt found. With `retry_on_error`, a retryable error counts as a held
+    /// lock.
+    async fn note_answer(
         &self,
         queue: &WaitQueue,
         head: &mut QueueHead,
-        attempts: &mut Attempts<'_, B>,
+        answer: Result<Attempted<B>>,
     ) -> Result<Attempted<B>> {
-        let answer = attempts.ask().await;
         *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) =
             answer.as_ref().err().cloned();
         match answer {
@@ -539,27 +528,32 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         !head.subscriptions.is_empty()
     }
 
-    /// Returns who holds the lock that was not acquired, if the store reports it in time.
-    async fn holder(&self) -> Option<HolderInfo> {
+    /// Adds who holds the lock that was not acquired, if the call waited for it and the store
+    /// reports it in time.
+    async fn with_holder(&self, error: Error) -> Error {
         /// The wait is already over.
         const LIMIT: Duration = Duration::from_millis(250);
         let context = self.call.context;
-        if self.call.attempts.load(Ordering::Relaxed) == 0 {
+        let holder = if !self.was_queued.load(Ordering::Relaxed) {
+            None
+        } else if self.call.attempts.load(Ordering::Relaxed) == 0 {
             // It was never asked for, because this process holds it.
-            return context.holder.clone();
-        }
-        if self.has_failed.load(Ordering::Relaxed) || self.call.any_of.is_some() {
-            return None;
-        }
-        let lookup = context.engine.backend.lookup_key(self.call.key);
-        tokio::select! {
-            biased;
-            found = lookup => found.ok()??.holder,
-            () = context.engine.ticker.sleep(LIMIT) => None,
-        }
+            context.holder.clone()
+        } else if self.has_failed.load(Ordering::Relaxed) || self.call.any_of.is_some() {
+            None
+        } else {
+            tokio::select! {
+                biased;
+                found = context.engine.backend.lookup_key(self.call.key) => {
+                    found.ok().flatten().and_then(|lock| lock.holder)
+                }
+                () = context.engine.ticker.sleep(LIMIT) => None,
+            }
+        };
+        error.with_holder(holder)
     }
 
-    fn timed_out(&self) -> Error {
+    pub(super) fn timed_out(&self) -> Error {
         let elapsed = self.call.context.engine.ticker.now().since(self.call.started);
         let attempts = self.call.attempts.load(Ordering::Relaxed);
         let elapsed_ms = elapsed.as_millis();

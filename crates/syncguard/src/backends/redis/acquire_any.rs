@@ -2,6 +2,7 @@
 
 use redis::Value;
 
+use super::route::GiveUp;
 use super::scripts::Argument::{Number, Text};
 use super::scripts::SCRIPTS;
 use super::shard::Shard;
@@ -37,7 +38,7 @@ impl Shard {
         arguments.extend([Text(lock_id.expose()), Number(first.ttl().as_millis())]);
         arguments.extend(user_keys.iter().map(|key| Text(key)));
         let call = SCRIPTS.acquire_any.call(&keys, &arguments);
-        match self.shared.route.drive(&call, true).await? {
+        match self.shared.route.drive(&call, GiveUp::IfApart).await? {
             Some(answer) => outcome(&answer, request),
             // The keys are on two nodes while their slot moves; nothing was changed.
             None => Box::pin(look_then_acquire(self, request)).await,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::reply::text;
-use super::route::Route;
+use super::route::{OwnedRoute, Route};
 use super::scripts::Argument::{Number, Text};
 use super::scripts::SCRIPTS;
 use super::settings::{self, ServerSettings};
@@ -61,7 +61,9 @@ impl RedisBackend {
         };
         let target = |node: std::sync::Arc<super::nodes::Node>| AdminTarget {
             address: node.address.clone(),
-            connection: AdminConnection::Node(Route::Server(node.connection.clone())),
+            connection: AdminConnection::Node(Route::Owned(OwnedRoute::Server(
+                node.connection.clone(),
+            ))),
         };
         nodes.all().into_iter().map(target).collect()
     }

@@ -3,6 +3,7 @@
 use redis::Value;
 
 use super::error;
+use super::route::GiveUp;
 use super::scripts::{BatchedScript, Call, SCRIPTS};
 use super::shard::Shard;
 use crate::common::error::Result;
@@ -53,7 +54,9 @@ impl Shard {
         let (shard, script) = (self.clone(), batches.script);
         let send = move |calls| Box::pin(shard.clone().run_batch(script, calls));
         match batches.calls.join(call, send) {
-            Joined::Alone(call, _departure) => self.shared.route.drive(&call, true).await,
+            Joined::Alone(call, _departure) => {
+                self.shared.route.drive(&call, GiveUp::IfApart).await
+            }
             Joined::Gathered(reply) => reply.await,
         }
     }
@@ -66,7 +69,7 @@ impl Shard {
         let route = &self.shared.route;
         let many = match calls.as_slice() {
             [_] => Ok(None),
-            many => route.run_many(&script.call_many(many)).await,
+            many => route.drive(&script.call_many(many), GiveUp::IfRefused).await,
         };
         let answers = match many {
             Ok(Some(Value::Array(answers))) if answers.len() == calls.len() => answers,
@@ -80,7 +83,7 @@ impl Shard {
         let mut outcomes = Vec::with_capacity(calls.len());
         for (answer, call) in answers.into_iter().zip(&calls) {
             outcomes.push(match answer {
-                Value::Nil => route.drive(call, true).await,
+                Value::Nil => route.drive(call, GiveUp::IfApart).await,
                 answer => Ok(Some(answer)),
             });
         }

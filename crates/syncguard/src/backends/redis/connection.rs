@@ -15,33 +15,7 @@ use super::topology::Resolver;
 use crate::common::backoff::reconnect_delay;
 use crate::common::error::Result;
 
-/// A connection to send commands on.
-pub(super) enum CommandSink {
-    Owned(MultiplexedConnection),
-    External(SharedConnection),
-}
-
-impl CommandSink {
-    /// Runs a script, in one round trip if the server knows it.
-    pub(super) async fn run(&mut self, call: &Call) -> RedisResult<Value> {
-        match self.send(&call.command).await.and_then(Value::extract_error) {
-            Err(cause) if is_unknown(&cause) => {
-                self.send(&call.with_text()).await.and_then(Value::extract_error)
-            }
-            answer => answer,
-        }
-    }
-
-    /// Sends a command. Its answer may contain an error.
-    pub(super) fn send<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        match self {
-            Self::Owned(connection) => connection.req_packed_command(command),
-            Self::External(connection) => (connection.send)(command.clone()),
-        }
-    }
-}
-
-/// The caller's own connection, with its type erased.
+/// A connection with its type erased, for example the caller's own.
 #[derive(Clone)]
 pub(super) struct SharedConnection {
     database: i64,
@@ -61,6 +35,21 @@ impl SharedConnection {
 
     pub(super) fn database(&self) -> i64 {
         self.database
+    }
+
+    /// Runs a script, in one round trip if the server knows it.
+    pub(super) async fn run(&self, call: &Call) -> RedisResult<Value> {
+        match self.send(call.command.clone()).await.and_then(Value::extract_error) {
+            Err(cause) if is_unknown(&cause) => {
+                self.send(call.with_text()).await.and_then(Value::extract_error)
+            }
+            answer => answer,
+        }
+    }
+
+    /// Sends a command. Its answer may contain an error.
+    pub(super) fn send(&self, command: Cmd) -> RedisFuture<'static, Value> {
+        (self.send)(command)
     }
 }
 
@@ -145,17 +134,21 @@ impl Multiplexed {
             return Err(io::Error::from(io::ErrorKind::TimedOut).into());
         };
         // Put back only after its last answer: if this call fails or is dropped, it is closed.
-        let connection = match importing.take() {
+        let mut connection = match importing.take() {
             Some((known, connection)) if known == address => connection,
             _ => self.shared.resolver.connect_to(address).await?,
         };
-        let mut sink = CommandSink::Owned(connection.clone());
-        match sink.send(&redis::cmd("ASKING")).await.and_then(Value::extract_error) {
+        match connection
+            .req_packed_command(&redis::cmd("ASKING"))
+            .await
+            .and_then(Value::extract_error)
+        {
             // A user who may not send ASKING waits until the slot has moved.
             Err(cause) if cause.code().is_some() => return Ok(Err(redirection.clone())),
             answer => answer?,
         };
-        let answer = sink.send(&call.asked()).await.and_then(Value::extract_error);
+        let answer =
+            connection.req_packed_command(&call.asked()).await.and_then(Value::extract_error);
         if answer.as_ref().err().is_none_or(|cause| cause.code().is_some()) {
             *importing = Some((address.to_owned(), connection));
         }

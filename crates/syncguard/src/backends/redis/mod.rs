@@ -72,7 +72,7 @@ use listener::{Channels, PushSource};
 use names::Names;
 use nodes::Nodes;
 use replicas::{ReplicaRoute, Replicas};
-use route::Route;
+use route::{OwnedRoute, Route};
 use shard::{LazyListener, Shard, ShardInner};
 use topology::{Resolver, Timeouts};
 
@@ -212,7 +212,7 @@ impl Parts {
         let listener = LazyListener::new(PushSource::Server(resolver));
         listener.started(&channels);
         let replicas = replicas.map(ReplicaRoute::Server);
-        Ok(self.shard(Route::Server(server), channels, Some(listener), replicas))
+        Ok(self.shard(Route::Owned(OwnedRoute::Server(server)), channels, Some(listener), replicas))
     }
 
     /// Finds the nodes that serve the shards, and after these the record of their number.
@@ -234,7 +234,7 @@ impl Parts {
             let nodes = || Arc::clone(nodes);
             let timeout = self.timeouts.response;
             let listener = LazyListener::new(PushSource::Shard { nodes: nodes(), shard, timeout });
-            let route = Route::Shard { nodes: nodes(), shard };
+            let route = Route::Owned(OwnedRoute::Shard { nodes: nodes(), shard });
             let replicas = self.replicas.map(|_| ReplicaRoute::Shard { nodes: nodes(), shard });
             self.shard(route, Channels::new(names.clone(), 0), Some(listener), replicas)
         };

@@ -4,11 +4,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, RedisResult, Value};
 use tokio::sync::Semaphore;
 
-use super::connection::CommandSink;
+use super::connection::SharedConnection;
 use super::error;
 use super::nodes::Nodes;
 use super::scripts::Call;
@@ -24,7 +23,7 @@ pub(super) struct Replicas {
     wanted: u32,
     timeout: Duration,
     places: Semaphore,
-    idle: Mutex<Vec<MultiplexedConnection>>,
+    idle: Mutex<Vec<SharedConnection>>,
 }
 
 /// Where replicas confirm the locks of a shard.
@@ -98,8 +97,7 @@ impl Replicas {
             Some(connection) => connection,
             None => self.connect().await.map_err(|cause| error::refused(&cause))?,
         };
-        let mut sink = CommandSink::Owned(connection.clone());
-        let answer = sink.run(call).await.map_err(|cause| {
+        let answer = connection.run(call).await.map_err(|cause| {
             // The others lead to the same server, which may be gone or no longer in charge.
             self.idle().clear();
             error::map(&cause)
@@ -110,7 +108,7 @@ impl Replicas {
         }
         let mut wait = redis::cmd("WAIT");
         wait.arg(self.wanted).arg(u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX));
-        let confirmation = match sink.send(&wait).await.and_then(Value::extract_error) {
+        let confirmation = match connection.send(wait).await.and_then(Value::extract_error) {
             Ok(count) => {
                 self.idle().push(connection);
                 match u32::from_redis_value(count) {
@@ -130,13 +128,13 @@ impl Replicas {
         )
     }
 
-    async fn connect(&self) -> RedisResult<MultiplexedConnection> {
+    async fn connect(&self) -> RedisResult<SharedConnection> {
         let node_timeout = self.resolver.response_timeout() + self.timeout;
         let config = self.resolver.connection_config().set_response_timeout(Some(node_timeout));
-        self.resolver.connect(config).await
+        self.resolver.connect(config).await.map(SharedConnection::new)
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<MultiplexedConnection>> {
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<SharedConnection>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

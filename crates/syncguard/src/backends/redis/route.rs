@@ -4,23 +4,21 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::time::{Instant, timeout};
 
-use super::connection::{CommandSink, Multiplexed, SharedConnection};
+use super::connection::{Multiplexed, SharedConnection};
 use super::error;
 use super::nodes::{Nodes, Serving};
-use super::scripts::Call;
+use super::scripts::{Call, is_unknown};
 use crate::common::backoff::random_fraction;
 use crate::common::error::Result;
 
 /// Where the calls of a shard go.
 #[derive(Clone)]
 pub(super) enum Route {
-    /// The server in charge of all keys.
-    Server(Multiplexed),
-    /// The node that serves a shard.
-    Shard { nodes: Arc<Nodes>, shard: usize },
+    Owned(OwnedRoute),
     /// The caller's own connection, which reconnects by itself.
     External {
         connection: SharedConnection,
@@ -29,11 +27,29 @@ pub(super) enum Route {
     },
 }
 
+/// A server that this backend connects to.
+#[derive(Clone)]
+pub(super) enum OwnedRoute {
+    /// The server in charge of all keys.
+    Server(Multiplexed),
+    /// The node that serves a shard.
+    Shard { nodes: Arc<Nodes>, shard: usize },
+}
+
+/// When a call that the server did not run is left to the caller, who gets `None`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum GiveUp {
+    Never,
+    /// If its keys are on two nodes while their slot moves.
+    IfApart,
+    /// If the server refused it for any reason.
+    IfRefused,
+}
+
 /// A connection to send a call on.
 struct Link {
-    sink: CommandSink,
-    /// `None` for the caller's own connection.
-    in_use: Option<InUse>,
+    connection: MultiplexedConnection,
+    in_use: InUse,
     /// The version of the map of shards to nodes.
     version: u64,
 }
@@ -67,7 +83,7 @@ enum RouteRemedy {
     Wait,
 }
 
-impl Route {
+impl OwnedRoute {
     /// Returns the connection to use now.
     async fn link(&self) -> RedisResult<Link> {
         match self {
@@ -82,18 +98,33 @@ impl Route {
                     link => link,
                 }
             }
-            Self::External { connection, .. } => {
-                let sink = CommandSink::External(connection.clone());
-                Ok(Link { sink, in_use: None, version: 0 })
-            }
         }
     }
 
+    /// Finds the server in charge again, after another one has answered.
+    async fn find_again(&self, in_use: &InUse, version: u64) {
+        match self {
+            Self::Server(_) => in_use.replace(),
+            Self::Shard { nodes, .. } => nodes.refresh(version).await,
+        }
+    }
+
+    /// Returns whether to look for the server in charge again, after one that cannot serve.
+    fn may_search(&self, in_use: &InUse) -> bool {
+        match self {
+            Self::Server(server) => server.may_search(in_use.generation),
+            // The nodes are not asked again at once.
+            Self::Shard { .. } => true,
+        }
+    }
+}
+
+impl Route {
     /// Returns whether it leads to a Cluster that this backend knows the nodes of.
     pub(super) fn is_cluster(&self) -> bool {
         match self {
-            Self::Server(server) => server.resolver().is_cluster(),
-            Self::Shard { .. } => true,
+            Self::Owned(OwnedRoute::Server(server)) => server.resolver().is_cluster(),
+            Self::Owned(OwnedRoute::Shard { .. }) => true,
             Self::External { .. } => false,
         }
     }
@@ -102,52 +133,52 @@ impl Route {
     /// none.
     pub(super) fn in_use(&self) -> Option<InUse> {
         let server = match self {
-            Self::Server(server) => server.clone(),
-            Self::Shard { nodes, shard } => nodes.serving(*shard).node().ok()?.connection.clone(),
+            Self::Owned(OwnedRoute::Server(server)) => server.clone(),
+            Self::Owned(OwnedRoute::Shard { nodes, shard }) => {
+                nodes.serving(*shard).node().ok()?.connection.clone()
+            }
             Self::External { .. } => return None,
         };
         let generation = server.generation();
         Some(InUse { server, generation })
     }
 
-    /// Finds the server in charge again, after another one has answered.
-    async fn find_again(&self, in_use: &InUse, version: u64) {
-        match self {
-            Self::Shard { nodes, .. } => nodes.refresh(version).await,
-            _ => in_use.replace(),
-        }
-    }
-
-    /// Returns whether to look for the server in charge again, after one that cannot serve.
-    fn may_search(&self, in_use: &InUse) -> bool {
-        match self {
-            // The nodes are not asked again at once.
-            Self::Shard { .. } => true,
-            _ => in_use.server.may_search(in_use.generation),
-        }
-    }
-
     /// Runs a script on the server in charge. If its keys are on two nodes while their slot moves,
     /// waits until they are on one.
     pub(super) async fn run(&self, call: &Call) -> Result<Value> {
-        self.drive(call, false).await?.ok_or_else(error::unexpected_response)
+        self.drive(call, GiveUp::Never).await?.ok_or_else(error::unexpected_response)
     }
 
     /// Runs a script on the server in charge. If its keys are on two nodes while their slot moves,
-    /// waits until they are on one, or returns `None` at once if they `may_be_apart`. Then nothing
-    /// was changed.
-    pub(super) async fn drive(&self, call: &Call, may_be_apart: bool) -> Result<Option<Value>> {
+    /// waits until they are on one. Returns `None` if it gave up; then nothing was changed.
+    pub(super) async fn drive(&self, call: &Call, give_up: GiveUp) -> Result<Option<Value>> {
         const REDIRECTS: u32 = 3;
         const SLOT_DELAY: Duration = Duration::from_millis(40);
         let (mut redirects, mut has_searched, mut moving_since) = (0, false, None);
         loop {
-            let Link { mut sink, in_use, version } =
-                self.link().await.map_err(|cause| error::refused(&cause))?;
-            let (mut cause, in_use) = match (sink.run(call).await, &in_use) {
-                (Ok(answer), _) => return Ok(Some(answer)),
-                (Err(cause), None) => return Err(error::map(&cause)),
-                (Err(cause), Some(in_use)) => (cause, in_use),
+            let (answer, used) = match self {
+                Self::External { connection, .. } => (connection.run(call).await, None),
+                Self::Owned(route) => {
+                    let link = route.link().await.map_err(|cause| error::refused(&cause));
+                    let Link { mut connection, in_use, version } = link?;
+                    let sent = connection.req_packed_command(&call.command);
+                    let mut answer = sent.await.and_then(Value::extract_error);
+                    if answer.as_ref().is_err_and(is_unknown) {
+                        let text = call.with_text();
+                        let sent = connection.req_packed_command(&text);
+                        answer = sent.await.and_then(Value::extract_error);
+                    }
+                    (answer, Some((route, in_use, version)))
+                }
             };
+            let mut cause = match answer {
+                Ok(answer) => return Ok(Some(answer)),
+                Err(cause) if give_up == GiveUp::IfRefused && cause.code().is_some() => {
+                    return Ok(None);
+                }
+                Err(cause) => cause,
+            };
+            let Some((route, in_use, version)) = used else { return Err(error::map(&cause)) };
             let server = &in_use.server;
             if matches!(remedy(server, &cause), RouteRemedy::Ask) {
                 // Rare paths are boxed, here and in the operations, to keep the future small.
@@ -158,20 +189,20 @@ impl Route {
                 }
             }
             match remedy(server, &cause) {
-                RouteRemedy::Wait if may_be_apart => return Ok(None),
+                RouteRemedy::Wait if give_up == GiveUp::IfApart => return Ok(None),
                 RouteRemedy::None => {}
                 RouteRemedy::Replace => in_use.replace(),
                 RouteRemedy::Redirect => {
-                    Box::pin(self.find_again(in_use, version)).await;
+                    Box::pin(route.find_again(&in_use, version)).await;
                     redirects += 1;
                     if redirects <= REDIRECTS {
                         continue;
                     }
                 }
                 RouteRemedy::Search => {
-                    if !has_searched && self.may_search(in_use) {
+                    if !has_searched && route.may_search(&in_use) {
                         has_searched = true;
-                        Box::pin(self.find_again(in_use, version)).await;
+                        Box::pin(route.find_again(&in_use, version)).await;
                         continue;
                     }
                 }
@@ -187,23 +218,6 @@ impl Route {
         }
     }
 
-    /// Runs a script for many locks. Returns `None` if the server did not run it, for example
-    /// because it is not in charge.
-    pub(super) async fn run_many(&self, call: &Call) -> Result<Option<Value>> {
-        let link = self.link().await;
-        let Link { mut sink, in_use, .. } = link.map_err(|cause| error::refused(&cause))?;
-        match sink.run(call).await {
-            Ok(answer) => Ok(Some(answer)),
-            Err(cause) if cause.code().is_some() => Ok(None),
-            Err(cause) => {
-                if let Some(in_use) = in_use {
-                    in_use.replace();
-                }
-                Err(error::map(&cause))
-            }
-        }
-    }
-
     /// Runs a script that no lock needs, with a deadline even on a connection that has none.
     pub(super) async fn inspect(&self, call: &Call) -> Result<Value> {
         match self {
@@ -211,19 +225,19 @@ impl Route {
                 let answer = timeout(*inspection_timeout, self.run(call)).await;
                 answer.unwrap_or_else(|_elapsed| Err(error::timeout()))
             }
-            _ => self.run(call).await,
+            Self::Owned(_) => self.run(call).await,
         }
     }
 
     /// Sends a plain command that no lock needs.
     pub(super) async fn ask(&self, command: &Cmd) -> RedisResult<Value> {
-        let mut sink = self.link().await?.sink;
-        let answer = sink.send(command);
         let answer = match self {
-            Self::External { inspection_timeout, .. } => timeout(*inspection_timeout, answer)
-                .await
-                .unwrap_or_else(|_elapsed| Err(io::Error::from(io::ErrorKind::TimedOut).into())),
-            _ => answer.await,
+            Self::External { connection, inspection_timeout } => {
+                timeout(*inspection_timeout, connection.send(command.clone()))
+                    .await
+                    .unwrap_or_else(|_elapsed| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+            }
+            Self::Owned(route) => route.link().await?.connection.req_packed_command(command).await,
         };
         answer?.extract_error()
     }
@@ -235,8 +249,8 @@ async fn link_to(serving: &Serving) -> RedisResult<Link> {
 
 async fn link(server: &Multiplexed, version: u64) -> RedisResult<Link> {
     let (generation, connection) = server.link().await?;
-    let in_use = Some(InUse { server: server.clone(), generation });
-    Ok(Link { sink: CommandSink::Owned(connection), in_use, version })
+    let in_use = InUse { server: server.clone(), generation };
+    Ok(Link { connection, in_use, version })
 }
 
 fn remedy(server: &Multiplexed, cause: &RedisError) -> RouteRemedy {

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use super::layout::count_name;
 use super::nodes::Nodes;
-use super::route::Route;
+use super::route::{OwnedRoute, Route};
 use super::scripts::Argument::Number;
 use super::scripts::SCRIPTS;
 use super::shard::Shard;
@@ -146,7 +146,8 @@ impl Parts {
         count: u16,
     ) -> Result<()> {
         // The record has a slot of its own, after those of the shards.
-        let route = Route::Shard { nodes: Arc::clone(nodes), shard: usize::from(count) };
+        let (nodes, shard) = (Arc::clone(nodes), usize::from(count));
+        let route = Route::Owned(OwnedRoute::Shard { nodes, shard });
         let name = count_name(prefix);
         let call = SCRIPTS.shards.call(&[&name], &[Number(u64::from(count))]);
         match reply::number(&route.run(&call).await?) {

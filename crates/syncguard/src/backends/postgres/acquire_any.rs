@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::pool::Urgency;
 use super::record::{column, fence, integer, millis};
 use super::statements::Value;
-use super::transaction::Step;
 use super::{PostgresBackend, error};
 use crate::common::error::Result;
 use crate::common::fence::Fence;
@@ -42,12 +41,7 @@ impl PostgresBackend {
             Value::MaybeText(holder.as_deref()),
         ];
         let statements = &self.shared.statements;
-        let step: Step<'_> = if self.shared.pool.stores_holders() {
-            (&statements.acquire_any_with_holder, &values)
-        } else {
-            (&statements.acquire_any, &values[..8])
-        };
-        let rows = self.run(Urgency::Ordinary, step).await?;
+        let rows = self.run(Urgency::Ordinary, (&statements.acquire_any, &values)).await?;
         let row = rows.first().ok_or_else(error::unexpected_response)?;
         if let Some(place) = column::<Option<i64>>(row, 0)? {
             let place = usize::try_from(place).ok().and_then(|place| place.checked_sub(1));

@@ -115,9 +115,9 @@ pub(super) async fn ask(
     [locks, fences]: &[String; 2],
     source: FenceSource,
 ) -> Result<Vec<Finding>> {
-    let question = Sql { text: QUESTION.to_owned(), types: &[Type::TEXT, Type::TEXT] };
+    let question = Sql::new(QUESTION.to_owned(), &[Type::TEXT, Type::TEXT]);
     let step: Step<'_> = (&question, &[Value::Text(locks), Value::Text(fences)]);
-    let [rows, _] = transaction::run(pool, Urgency::Ordinary, [Some(step), None]).await?;
+    let rows = transaction::run(pool, Urgency::Ordinary, None, step).await?;
     let row = rows.first().ok_or_else(error::unexpected_response)?;
     let (mut found, mut loses_counters) = (Vec::new(), false);
     // With a clock, only locks are lost.

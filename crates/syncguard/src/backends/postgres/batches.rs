@@ -140,15 +140,8 @@ impl PostgresBackend {
         ];
         let statements = &self.shared.statements;
         let lock: Step<'_> = (&statements.lock_key, &values[..1]);
-        let acquire: Step<'_> = if self.shared.pool.stores_holders() {
-            (&statements.acquire_with_holder, &values)
-        } else {
-            self.look_again_for_holder_column();
-            (&statements.acquire, &values[..8])
-        };
-        let steps = if waits { [Some(lock), Some(acquire)] } else { [Some(acquire), None] };
-        let [first, second] = transaction::run(&self.shared.pool, Urgency::Ordinary, steps).await?;
-        let rows = if waits { second } else { first };
+        let (pool, step) = (&self.shared.pool, (&statements.acquire, values.as_slice()));
+        let rows = transaction::run(pool, Urgency::Ordinary, waits.then_some(lock), step).await?;
         rows.into_iter().next().ok_or_else(|| error::unexpected_response().into())
     }
 
@@ -179,15 +172,8 @@ impl PostgresBackend {
             Value::Int8(integer(self.shared.fences.per_millisecond())),
             Value::MaybeTexts(&holders),
         ];
-        let statements = &self.shared.statements;
-        let acquire: Step<'_> = if self.shared.pool.stores_holders() {
-            (&statements.acquire_many_with_holder, &values)
-        } else {
-            self.look_again_for_holder_column();
-            (&statements.acquire_many, &values[..9])
-        };
-        let steps = [Some(acquire), None];
-        let [rows, _] = transaction::run(&self.shared.pool, Urgency::Ordinary, steps).await?;
+        let step: Step<'_> = (&self.shared.statements.acquire_many, &values);
+        let rows = transaction::run(&self.shared.pool, Urgency::Ordinary, None, step).await?;
         let mut placed: Vec<Option<Row>> = operations.iter().map(|_| None).collect();
         for row in rows {
             let place = usize::try_from(column::<i64>(&row, 7)?).unwrap_or(0);
@@ -242,14 +228,14 @@ impl PostgresBackend {
         let statements = &self.shared.statements;
         if let [id] = ids {
             let values = [Value::Text(id), tolerance, key_space, any_key];
-            let steps = [Some((&statements.release, values.as_slice())), None];
-            let [rows, _] = transaction::run(&self.shared.pool, Urgency::Urgent, steps).await?;
+            let step: Step<'_> = (&statements.release, &values);
+            let rows = transaction::run(&self.shared.pool, Urgency::Urgent, None, step).await?;
             return Ok(vec![rows.into_iter().next()]);
         }
         let values =
             [Value::Texts(ids), tolerance, key_space, any_key, Value::Text(LOCK_TIMEOUT_MS)];
-        let steps = [Some((&statements.release_many, values.as_slice())), None];
-        let [rows, _] = transaction::run(&self.shared.pool, Urgency::Urgent, steps).await?;
+        let step: Step<'_> = (&statements.release_many, &values);
+        let rows = transaction::run(&self.shared.pool, Urgency::Urgent, None, step).await?;
         by_id(ids, rows, 4)
     }
 
@@ -340,8 +326,8 @@ impl PostgresBackend {
         let rows = if let [ExtendOperation { lock_id, ttl_ms }] = operations {
             let values = [Value::Text(lock_id), tolerance, Value::Int8(*ttl_ms)];
             let lock: Step<'_> = (&statements.lock_key_by_id, &values[..1]);
-            let steps = [Some(lock), Some((&statements.extend, values.as_slice()))];
-            let [_, rows] = transaction::run(pool, Urgency::Urgent, steps).await?;
+            let step: Step<'_> = (&statements.extend, &values);
+            let rows = transaction::run(pool, Urgency::Urgent, Some(lock), step).await?;
             vec![rows.into_iter().next()]
         } else {
             let ids: Vec<&str> = operations.iter().map(|one| one.lock_id.as_str()).collect();
@@ -349,8 +335,8 @@ impl PostgresBackend {
             let locked = [Value::Texts(&ids), Value::Text(LOCK_TIMEOUT_MS)];
             let values = [Value::Texts(&ids), tolerance, Value::Int8s(&ttls)];
             let lock: Step<'_> = (&statements.lock_keys_by_id, &locked);
-            let steps = [Some(lock), Some((&statements.extend_many, values.as_slice()))];
-            let [_, rows] = transaction::run(pool, Urgency::Urgent, steps).await?;
+            let step: Step<'_> = (&statements.extend_many, &values);
+            let rows = transaction::run(pool, Urgency::Urgent, Some(lock), step).await?;
             by_id(&ids, rows, 2)?
         };
         Ok(rows.iter().map(|row| extended(row.as_ref())).collect())

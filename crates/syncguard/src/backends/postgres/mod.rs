@@ -45,7 +45,7 @@ use crate::common::lock_id::LockId;
 use crate::common::time::{CLEANUP_GUARD_MS, Timestamp, is_live};
 use crate::contract::LockBackend;
 use crate::contract::admin::Admin;
-use crate::contract::batch::Batcher;
+use crate::contract::batch::{Batcher, Joined};
 use crate::contract::capabilities::{Capabilities, TimeAuthority};
 use crate::contract::finding::Finding;
 use crate::contract::notifier::Subscription;
@@ -171,6 +171,9 @@ impl PostgresBackend {
     /// looked for recently: another process may have run `setup_schema`.
     fn look_again_for_holder_column(&self) {
         const INTERVAL: Duration = Duration::from_mins(1);
+        if self.shared.pool.stores_holders() {
+            return;
+        }
         let mut looked =
             self.shared.looked_for_holder.lock().unwrap_or_else(PoisonError::into_inner);
         if looked.elapsed() >= INTERVAL {
@@ -203,8 +206,7 @@ impl PostgresBackend {
 
     /// Runs one statement.
     async fn run(&self, urgency: Urgency, step: Step<'_>) -> Result<Vec<Row>> {
-        let [rows, _] = transaction::run(&self.shared.pool, urgency, [Some(step), None]).await?;
-        Ok(rows)
+        Ok(transaction::run(&self.shared.pool, urgency, None, step).await?)
     }
 
     /// Runs one statement that only reads. It is repeated once if its connection was closed while
@@ -264,23 +266,33 @@ impl LockBackend for PostgresBackend {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let stores_holders = self.shared.pool.stores_holders();
-        let mut acquired = self.try_acquire(request).await;
-        if acquired.is_err() && stores_holders && !self.shared.pool.stores_holders() {
-            // The column is gone, so nothing was done.
-            acquired = self.try_acquire(request).await;
-        }
-        acquired.map_err(|error| named(error.with_key(request.key()), "acquire"))
+        self.look_again_for_holder_column();
+        let acquired = async {
+            let operation = self.acquire_operation(request)?;
+            let backend = self.clone();
+            let send = move |operations| Box::pin(backend.clone().acquire_batch(operations));
+            let (operation, row) = match self.shared.acquires.join(operation, send) {
+                Joined::Alone(operation, _departure) => {
+                    let row = self.acquire_one(&operation, false).await?;
+                    (operation, row)
+                }
+                Joined::Gathered(reply) => reply.await?,
+            };
+            let fences = self.shared.fences;
+            if let Some(outcome) = outcome(&row, request, fences)? {
+                return Ok(outcome);
+            }
+            // It looked free, but another transaction has the key's advisory lock, or just had it.
+            let row = Box::pin(self.acquire_one(&operation, true)).await?;
+            let outcome = outcome(&row, request, fences)?;
+            Ok(outcome.unwrap_or(AcquireOutcome::Contended { expires_in: None }))
+        };
+        acquired.await.map_err(|error: Error| named(error.with_key(request.key()), "acquire"))
     }
 
     async fn acquire_any(&self, request: &AcquireAnyRequest) -> Result<AcquireAnyOutcome> {
-        let stores_holders = self.shared.pool.stores_holders();
-        let mut acquired = self.try_acquire_any(request).await;
-        if acquired.is_err() && stores_holders && !self.shared.pool.stores_holders() {
-            // The column is gone, so nothing was done.
-            acquired = self.try_acquire_any(request).await;
-        }
-        acquired.map_err(|error| named(error, "acquire"))
+        self.look_again_for_holder_column();
+        self.try_acquire_any(request).await.map_err(|error| named(error, "acquire"))
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
@@ -357,21 +369,6 @@ impl LockBackend for PostgresBackend {
 }
 
 impl PostgresBackend {
-    async fn try_acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let operation = self.acquire_operation(request)?;
-        let backend = self.clone();
-        let send = move |operations| Box::pin(backend.clone().acquire_batch(operations));
-        let (operation, row) = self.shared.acquires.run(operation, send).await?;
-        let fences = self.shared.fences;
-        if let Some(outcome) = outcome(&row, request, fences)? {
-            return Ok(outcome);
-        }
-        // It looked free, but another transaction has the key's advisory lock, or just had it.
-        let row = Box::pin(self.acquire_one(&operation, true)).await?;
-        let outcome = outcome(&row, request, fences)?;
-        Ok(outcome.unwrap_or(AcquireOutcome::Contended { expires_in: None }))
-    }
-
     async fn try_release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let backend = self.clone();
         let send = move |operations| Box::pin(backend.clone().release_batch(operations));

@@ -20,8 +20,8 @@ use super::config::PostgresConfig;
 use super::connector::Connector;
 use super::driver::{Driver, drive};
 use super::error;
-use super::statements::{Parameter, Sql, Statements, Value};
-use super::transaction;
+use super::statements::{Parameter, Statements};
+use super::transaction::{self, Step};
 use crate::common::backoff::random_fraction;
 use crate::common::error::{Error, ErrorCode, Result};
 
@@ -64,6 +64,8 @@ struct PooledConnection {
     ends_at: Instant,
     /// The pool's epoch when it was opened.
     epoch: u64,
+    /// Whether its statements use the column `holder`.
+    stores_holders: bool,
 }
 
 /// Our own client and its driver, or a client that was lent.
@@ -328,6 +330,7 @@ impl Pool {
         let (client, driver) = opened.ok_or_else(error::unexpected_response)?;
         let mut driver = Some(Box::pin(driver));
         let timeout = self.response_timeout;
+        let mut stores_holders = false;
         let preparing = async {
             let has_holder = &self.statements.has_holder.text;
             let (ours, holder) = tokio::join!(
@@ -337,28 +340,27 @@ impl Pool {
             if !self.is_pooled() && ours?.is_empty() {
                 self.note_pooler();
             }
-            if self.note_holders(!holder?.is_empty()) {
+            stores_holders = !holder?.is_empty();
+            if self.note_holders(stores_holders) {
                 epoch = self.epoch();
             }
             if self.is_pooled() {
                 return Ok(Vec::new());
             }
             client.batch_execute(transaction::KEEP_GRANTS).await?;
-            let skipped = if self.stores_holders() { 0 } else { Statements::WITH_HOLDER };
-            let all = self.statements.all();
-            let all = all[..all.len() - skipped].iter();
-            match try_join_all(all.map(|sql| client.prepare_typed(&sql.text, sql.types))).await {
+            let all = self.statements.all().map(|sql| sql.variant(stores_holders));
+            let prepared = all.map(|sql| client.prepare_typed(&sql.text, sql.types));
+            match try_join_all(prepared).await {
                 // The tables or a permission may be missing; operations that need them fail.
                 Err(cause) if cause.code().is_some() => Ok(Vec::new()),
                 prepared => prepared,
             }
         };
         match tokio::time::timeout(timeout, drive(driver.as_mut(), preparing)).await {
-            Ok(Some(Ok(prepared))) => Ok(self.connection(
-                ClientHandle::Owned(client, Mutex::new(driver)),
-                prepared,
-                epoch,
-            )),
+            Ok(Some(Ok(prepared))) => {
+                let client = ClientHandle::Owned(client, Mutex::new(driver));
+                Ok(PooledConnection { stores_holders, ..self.connection(client, prepared, epoch) })
+            }
             Ok(Some(Err(cause))) => Err(error::map(&cause).without_effect()),
             Ok(None) => Err(error::lost().without_effect()),
             Err(_elapsed) => Err(error::timeout().without_effect()),
@@ -375,7 +377,8 @@ impl Pool {
         let age = self.connector.max_connection_age().mul_f64(1.0 - random_fraction() / 5.0);
         let now = Instant::now();
         let ends_at = now.checked_add(age).unwrap_or(now + A_LONG_TIME);
-        PooledConnection { client, prepared, ends_at, epoch }
+        let stores_holders = self.stores_holders();
+        PooledConnection { client, prepared, ends_at, epoch, stores_holders }
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<PooledConnection>> {
@@ -419,15 +422,20 @@ impl ConnectionGuard<'_> {
         &self.connection().client
     }
 
+    /// Returns whether the statements on this connection use the column `holder`.
+    pub(super) fn stores_holders(&self) -> bool {
+        self.connection().stores_holders
+    }
+
     /// Sends a statement, prepared if possible, and returns its rows.
     pub(super) async fn query(
         &self,
-        sql: &Sql,
-        values: &[Value<'_>],
+        (sql, values): Step<'_>,
     ) -> Result<Vec<Row>, tokio_postgres::Error> {
         let connection = self.connection();
-        let parameters = values.iter().map(|value| value as Parameter<'_>);
         let place = self.pool.statements.all().iter().position(|known| known.text == sql.text);
+        let sql = sql.variant(connection.stores_holders);
+        let parameters = values[..sql.types.len()].iter().map(|value| value as Parameter<'_>);
         if let Some(prepared) = place.and_then(|place| connection.prepared.get(place)) {
             let parameters: Vec<Parameter<'_>> = parameters.collect();
             return connection.client.query(prepared, &parameters).await;

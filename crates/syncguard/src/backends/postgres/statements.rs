@@ -74,6 +74,19 @@ impl ToSql for Value<'_> {
 pub(super) struct Sql {
     pub(super) text: String,
     pub(super) types: &'static [Type],
+    /// The same for a table with the column `holder`, with one more parameter for it.
+    with_holder: Option<Box<Self>>,
+}
+
+impl Sql {
+    pub(super) fn new(text: String, types: &'static [Type]) -> Self {
+        Self { text, types, with_holder: None }
+    }
+
+    /// Returns the statement for a table with or without the column `holder`.
+    pub(super) fn variant(&self, stores_holders: bool) -> &Self {
+        self.with_holder.as_deref().filter(|_| stores_holders).unwrap_or(self)
+    }
 }
 
 /// All statements of one pair of tables.
@@ -81,14 +94,8 @@ pub(super) struct Sql {
 pub(super) struct Statements {
     pub(super) lock_key: Sql,
     pub(super) acquire: Sql,
-    /// The same for a table with the column `holder`.
-    pub(super) acquire_with_holder: Sql,
     pub(super) acquire_any: Sql,
-    /// The same for a table with the column `holder`.
-    pub(super) acquire_any_with_holder: Sql,
     pub(super) acquire_many: Sql,
-    /// The same for a table with the column `holder`.
-    pub(super) acquire_many_with_holder: Sql,
     pub(super) release: Sql,
     pub(super) release_many: Sql,
     pub(super) lock_key_by_id: Sql,
@@ -123,7 +130,7 @@ const HAS_HOLDER: &str = "SELECT FROM pg_attribute WHERE attrelid = to_regclass(
 
 macro_rules! sql {
     ($file:literal, $tables:expr, $types:expr) => {
-        Sql { text: fill(include_str!($file), $tables), types: &$types }
+        Sql::new(fill(include_str!($file), $tables), &$types)
     };
 }
 
@@ -137,10 +144,16 @@ fn fill(statement: &str, [locks, fences]: &[String; 2]) -> String {
         .replace("{holder}", HOLDER)
 }
 
-/// Fills in where a statement mentions the column `holder`, or nothing.
-fn with_holder(sql: &Sql, [column, value, update]: [&str; 3], types: &'static [Type]) -> Sql {
-    let text = sql.text.replace("{column}", column).replace("{value}", value);
-    Sql { text: text.replace("{update}", update), types }
+/// Fills in where a statement mentions the column `holder`. The last of its types needs the column.
+fn with_holder(sql: &Sql, value: &str) -> Sql {
+    let fill = |column, value, update| {
+        let text = sql.text.replace("{column}", column).replace("{value}", value);
+        text.replace("{update}", update)
+    };
+    let holder = Sql::new(fill(", holder", value, ", holder = excluded.holder"), sql.types);
+    let mut without = Sql::new(fill("", "", ""), &sql.types[..sql.types.len() - 1]);
+    without.with_holder = Some(Box::new(holder));
+    without
 }
 
 /// The parameters of acquire. The last one needs the column `holder`.
@@ -186,21 +199,15 @@ const ACQUIRE_MANY: [Type; 10] = [
 impl Statements {
     pub(super) fn new(names: &Names) -> Self {
         let names = &[names.locks.quoted(), names.fences.quoted()];
-        let acquire = sql!("sql/acquire.sql", names, ACQUIRE);
-        let acquire_any = sql!("sql/acquire_any.sql", names, ACQUIRE_ANY);
-        let holder = [", holder", ", $9", ", holder = excluded.holder"];
-        let has_holder = fill(HAS_HOLDER, names);
-        let many = sql!("sql/acquire_many.sql", names, ACQUIRE_MANY);
-        let holders = [", holder", ", $10::text[]", ", holder = excluded.holder"];
         Self {
             lock_key: sql!("sql/lock_key.sql", names, [Type::TEXT]),
-            acquire: with_holder(&acquire, [""; 3], &ACQUIRE[..8]),
-            acquire_with_holder: with_holder(&acquire, holder, &ACQUIRE),
-            acquire_any: with_holder(&acquire_any, [""; 3], &ACQUIRE_ANY[..8]),
-            acquire_any_with_holder: with_holder(&acquire_any, holder, &ACQUIRE_ANY),
-            acquire_many: with_holder(&many, [""; 3], &ACQUIRE_MANY[..9]),
-            acquire_many_with_holder: with_holder(&many, holders, &ACQUIRE_MANY),
-            has_holder: Sql { text: has_holder, types: &[] },
+            acquire: with_holder(&sql!("sql/acquire.sql", names, ACQUIRE), ", $9"),
+            acquire_any: with_holder(&sql!("sql/acquire_any.sql", names, ACQUIRE_ANY), ", $9"),
+            acquire_many: with_holder(
+                &sql!("sql/acquire_many.sql", names, ACQUIRE_MANY),
+                ", $10::text[]",
+            ),
+            has_holder: Sql::new(fill(HAS_HOLDER, names), &[]),
             release: sql!(
                 "sql/release.sql",
                 names,
@@ -234,9 +241,8 @@ impl Statements {
         }
     }
 
-    /// Returns all statements, in the order in which a connection keeps them. The last ones need
-    /// the column `holder`.
-    pub(super) fn all(&self) -> [&Sql; 18] {
+    /// Returns all statements, in the order in which a connection keeps them.
+    pub(super) fn all(&self) -> [&Sql; 15] {
         [
             &self.lock_key,
             &self.acquire,
@@ -253,14 +259,8 @@ impl Statements {
             &self.clean_up,
             &self.list,
             &self.notify,
-            &self.acquire_with_holder,
-            &self.acquire_many_with_holder,
-            &self.acquire_any_with_holder,
         ]
     }
-
-    /// How many of [`all`](Self::all) need the column `holder`.
-    pub(super) const WITH_HOLDER: usize = 3;
 }
 
 #[cfg(test)]

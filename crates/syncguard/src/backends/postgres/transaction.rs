@@ -90,23 +90,30 @@ fn limits(limit: Duration) -> [u128; 2] {
     [(limit_ms * 4 / 5).max(1), limit_ms]
 }
 
-/// Runs one or two statements in one transaction, and returns the rows of each.
+/// Runs a statement, after another one if there is one, in one transaction. Returns its rows.
 ///
 /// The connection returns to the pool only if all answers have come. If the call is dropped or
 /// takes too long, the connection is closed.
 pub(super) async fn run(
     pool: &Pool,
     urgency: Urgency,
-    steps: [Option<Step<'_>>; 2],
-) -> Result<[Vec<Row>; 2], Failure> {
+    before: Option<Step<'_>>,
+    step: Step<'_>,
+) -> Result<Vec<Row>, Failure> {
     let mut has_tried = false;
     loop {
         let mut connection = pool.get(urgency).await?;
         // The server gives up first, and reports why.
         let limit = pool.response_timeout() + Duration::from_millis(500);
         let mut driver = connection.take_driver();
-        let attempt = drive(driver.as_mut(), attempt(&connection, pool, steps));
-        let answer = tokio::time::timeout(limit, attempt).await;
+        let rows = async {
+            match before {
+                // A single statement is a transaction by itself.
+                None if !pool.is_pooled() => connection.query(step).await,
+                _ => run_pipelined(&connection, pool, before, step).await,
+            }
+        };
+        let answer = tokio::time::timeout(limit, drive(driver.as_mut(), rows)).await;
         connection.put_driver_back(driver);
         match answer {
             // The server would have given up and reported it, so the path to it is dead.
@@ -121,10 +128,16 @@ pub(super) async fn run(
             }
             Ok(Some(Err(cause))) => {
                 let is_first = !std::mem::replace(&mut has_tried, true);
-                if error::is_missing_column(&cause) {
-                    pool.note_holders(false);
-                }
                 match error::remedy(&cause) {
+                    // Nothing was done. Try again without the column.
+                    Remedy::None
+                        if error::is_missing_column(&cause) && connection.stores_holders() =>
+                    {
+                        pool.note_holders(false);
+                        if is_first {
+                            continue;
+                        }
+                    }
                     // The transaction is over, and the connection still works.
                     Remedy::None => connection.give_back(),
                     // Nothing was done. Try again with new prepared statements, or without any.
@@ -147,37 +160,31 @@ pub(super) async fn run(
     }
 }
 
-async fn attempt(
+/// Sends a whole transaction before the first answer.
+async fn run_pipelined(
     connection: &ConnectionGuard<'_>,
     pool: &Pool,
-    [first, second]: [Option<Step<'_>>; 2],
-) -> Result<[Vec<Row>; 2], tokio_postgres::Error> {
-    if second.is_none() && !pool.is_pooled() {
-        // A single statement is a transaction by itself.
-        return Ok([run_step(connection, first).await?, Vec::new()]);
-    }
+    before: Option<Step<'_>>,
+    step: Step<'_>,
+) -> Result<Vec<Row>, tokio_postgres::Error> {
     let opening = if pool.is_pooled() { &opening(pool.response_timeout()) } else { "BEGIN" };
-    // All are sent in this order, before the first answer.
-    let (begun, first, second, committed) = tokio::join!(
+    let before = async {
+        match before {
+            Some(before) => connection.query(before).await.map(drop),
+            None => Ok(()),
+        }
+    };
+    let (begun, before, rows, committed) = tokio::join!(
         biased;
         connection.client().batch_execute(opening),
-        run_step(connection, first),
-        run_step(connection, second),
+        before,
+        connection.query(step),
         connection.client().batch_execute("COMMIT"),
     );
-    begun?;
     // A failed statement has rolled back everything, whatever COMMIT returns.
-    let rows = [first?, second?];
+    begun?;
+    before?;
+    let rows = rows?;
     committed?;
     Ok(rows)
-}
-
-async fn run_step(
-    connection: &ConnectionGuard<'_>,
-    step: Option<Step<'_>>,
-) -> Result<Vec<Row>, tokio_postgres::Error> {
-    match step {
-        Some((sql, values)) => connection.query(sql, values).await,
-        None => Ok(Vec::new()),
-    }
 }

@@ -321,6 +321,23 @@ async fn calls_through_guards_and_engine_events_are_reported() {
 }
 
 #[tokio::test]
+async fn a_resumed_lock_is_extended_and_released_with_the_hash_of_its_key() {
+    let sink = Arc::new(Collector::default());
+    let builder = Locker::builder(MemoryBackend::new()).telemetry(Arc::<Collector>::clone(&sink));
+    let locker = builder.build().expect("in a runtime");
+    let lock_id = locker.lock("k").await.expect("free").detach();
+    sink.operations.lock().expect("no panic").clear();
+    let guard = locker.resume(lock_id).await.expect("works").expect("still held");
+    guard.release().await.expect("works");
+    let operations = sink.operations.lock().expect("no panic").clone();
+    let reported: Vec<_> =
+        operations.iter().map(|event| (event.operation.as_str(), event.key_hash)).collect();
+    let hash = Some(Key::new("k").expect("valid").hash_id());
+    // The key is what the lookup finds.
+    assert_eq!(reported, [("lookup", None), ("extend", hash), ("release", hash)]);
+}
+
+#[tokio::test]
 async fn a_permit_is_reported_with_the_key_of_its_slot() {
     let sink = Arc::new(Collector::default());
     let builder = Locker::builder(MemoryBackend::new()).telemetry(Arc::<Collector>::clone(&sink));

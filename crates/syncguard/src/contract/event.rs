@@ -101,7 +101,8 @@ pub struct LockEvent {
     pub reason: Option<Reason>,
     /// How long the backend took.
     pub elapsed: Duration,
-    /// The hash of the key, if the operation has one.
+    /// The hash of the key, if it is known before the operation: a lookup by lock id has none, and
+    /// neither has a release or an extend whose request has no [`Hint`](crate::backend::Hint).
     pub key_hash: Option<HashId>,
     /// The hash of the lock id, if the operation has one or was granted one.
     pub lock_id_hash: Option<HashId>,

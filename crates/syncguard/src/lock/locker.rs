@@ -27,7 +27,7 @@ use crate::contract::LockBackend;
 use crate::contract::event::EventSink;
 use crate::contract::outcome::ExtendOutcome;
 use crate::contract::recorder::Recorder;
-use crate::contract::request::ExtendRequest;
+use crate::contract::request::{ExtendRequest, Hint};
 use crate::contract::stored_lock::LockInfo;
 
 /// Takes locks on a backend: waits for them, renews them, and releases them when their guards are
@@ -296,8 +296,8 @@ impl<B: LockBackend> Locker<B> {
 
     /// Takes over a lock that another process [detached](LockGuard::detach), by its id.
     ///
-    /// First, the lock is extended to the TTL of the [options](LockOptions::ttl). Returns `None` if
-    /// it is no longer held. Key and fence are then read from the store.
+    /// Key and fence are read from the store, and the lock is extended to the TTL of the
+    /// [options](LockOptions::ttl). Returns `None` if it is no longer held.
     ///
     /// # Cancel safety
     ///
@@ -305,17 +305,17 @@ impl<B: LockBackend> Locker<B> {
     pub async fn resume(&self, lock_id: LockId) -> Result<Option<LockGuard<B>>> {
         self.context().engine.check_runtime()?;
         self.check_not_shut_down()?;
-        let sent = self.context().engine.ticker.now();
-        let backend = &self.context().engine.backend;
+        let context = self.context();
+        let Engine { backend, recorder, ticker, .. } = &*context.engine;
         let with_id = |error: Error| error.with_lock_id(lock_id);
-        let request = ExtendRequest::new(lock_id, self.context().options.ttl);
-        let recorder = &self.context().engine.recorder;
+        let Some(stored) = recorder.lookup_id(backend, &lock_id).await.map_err(with_id)? else {
+            return Ok(None);
+        };
+        let (sent, ttl) = (ticker.now(), context.options.ttl);
+        let request = ExtendRequest::new(lock_id, ttl).with_hint(Hint::key(stored.key.clone()));
         let extension = match recorder.extend(backend, &request).await.map_err(with_id)? {
             ExtendOutcome::Extended(extension) => extension,
             ExtendOutcome::NotHeld(_) => return Ok(None),
-        };
-        let Some(stored) = recorder.lookup_id(backend, &lock_id).await.map_err(with_id)? else {
-            return Ok(None);
         };
         let grant = Grant {
             lock_id,
@@ -324,11 +324,11 @@ impl<B: LockBackend> Locker<B> {
             receipt: extension.receipt().cloned(),
             wanted_since: sent,
             sent,
-            ttl: self.context().options.ttl,
+            ttl,
             unsettled: None,
             also_wakes: None,
         };
-        Ok(Some(LockGuard::new(Arc::clone(self.context()), stored.key, grant, None)))
+        Ok(Some(LockGuard::new(Arc::clone(context), stored.key, grant, None)))
     }
 
     /// Refuses new locks, ends all waits with [`ErrorCode::Aborted`], and waits until all releases

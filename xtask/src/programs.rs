@@ -1,5 +1,5 @@
 //! Builds the test programs of the workspace, and runs several at once: most of the time, they wait
-//! for servers and timers.
+//! for servers and timers. Unit tests do not, so those of a package run alone.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -18,6 +18,8 @@ pub(crate) struct TestProgram {
     path: PathBuf,
     /// The package, in whose directory it runs.
     package: PathBuf,
+    /// Whether it has the unit tests of a library or command, which compute most of the time.
+    is_unit: bool,
 }
 
 impl TestProgram {
@@ -28,11 +30,13 @@ impl TestProgram {
             let (_, rest) = line.split_once(&format!("\"{name}\":\""))?;
             rest.split('"').next()
         };
-        if !line.contains("\"test\":true}") {
+        let (_, profile) = line.split_once("\"profile\":{")?;
+        if !profile.split('}').next()?.contains("\"test\":true") {
             return None;
         }
-        let package = Path::new(field("manifest_path")?).parent()?;
-        Some(Self { path: field("executable")?.into(), package: package.to_owned() })
+        let package = Path::new(field("manifest_path")?).parent()?.to_owned();
+        let is_unit = !line.contains("\"kind\":[\"test\"]");
+        Some(Self { path: field("executable")?.into(), package, is_unit })
     }
 
     /// Returns the names of the package and of the program, without the hash that cargo adds.
@@ -63,17 +67,31 @@ pub(crate) fn build() -> Outcome<Vec<TestProgram>> {
     Ok(messages.lines().filter_map(TestProgram::from_message).collect())
 }
 
-/// Runs the programs, `jobs` at a time, and prints the output of each when it ends. One that fails
-/// does not keep the others from running.
+/// Runs the programs, `jobs` at a time but unit tests alone, and prints the output of each when it
+/// ends. One that fails does not keep the others from running.
 pub(crate) fn run(
-    mut programs: Vec<TestProgram>,
+    programs: Vec<TestProgram>,
     jobs: usize,
     environment: &[(&str, &OsStr)],
 ) -> Outcome {
     println!("\n== tests");
     let started = Instant::now();
+    let (units, mut others): (Vec<_>, Vec<_>) =
+        programs.into_iter().partition(|program| program.is_unit);
     // The largest run for the longest, so they are begun first.
-    programs.sort_by_key(|program| std::cmp::Reverse(program.size()));
+    others.sort_by_key(|program| std::cmp::Reverse(program.size()));
+    let mut failed = run_at_once(units, 1, environment);
+    failed.extend(run_at_once(others, jobs, environment));
+    println!("== tests: {:.0} s", started.elapsed().as_secs_f64());
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
+}
+
+/// Returns a message for each program that failed.
+fn run_at_once(
+    programs: Vec<TestProgram>,
+    jobs: usize,
+    environment: &[(&str, &OsStr)],
+) -> Vec<String> {
     let waiting = Mutex::new(VecDeque::from(programs));
     let failed = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -87,9 +105,7 @@ pub(crate) fn run(
             });
         }
     });
-    println!("== tests: {:.0} s", started.elapsed().as_secs_f64());
-    let failed = failed.into_inner().expect("no panic");
-    if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
+    failed.into_inner().expect("no panic")
 }
 
 fn next(waiting: &Mutex<VecDeque<TestProgram>>) -> Option<TestProgram> {
@@ -120,20 +136,25 @@ mod tests {
 
     #[test]
     fn only_test_programs_are_found_in_the_messages_of_cargo() {
-        let message = |is_test: bool, executable: &str| {
+        let message = |kind: &str, is_test: bool, executable: &str| {
             format!(
                 r#"{{"reason":"compiler-artifact","manifest_path":"/w/crates/a/Cargo.toml",
-                "target":{{"name":"b"}},"profile":{{"opt_level":"0","test":{is_test}}},
+                "target":{{"kind":["{kind}"],"name":"b","test":true}},"profile":{{"opt_level":"0","test":{is_test}}},
                 "executable":{executable},"fresh":true}}"#
             )
         };
-        let program = TestProgram::from_message(&message(true, r#""/w/target/deps/b-c-0f""#));
-        let program = program.expect("a test program");
+        let read = |kind, is_test, executable| {
+            TestProgram::from_message(&message(kind, is_test, executable))
+        };
+        let program = read("test", true, r#""/w/target/deps/b-c-0f""#).expect("a test program");
+        assert!(!program.is_unit);
+        let unit_tests = read("lib", true, r#""/w/target/deps/a-0f""#).expect("a test program");
+        assert!(unit_tests.is_unit);
         assert_eq!(program.name(), "a: b-c");
         assert_eq!(program.path.to_str(), Some("/w/target/deps/b-c-0f"));
         assert_eq!(program.package.to_str(), Some("/w/crates/a"));
-        assert_eq!(TestProgram::from_message(&message(false, r#""/w/target/b""#)), None);
-        assert_eq!(TestProgram::from_message(&message(true, "null")), None);
+        assert_eq!(read("bin", false, r#""/w/target/b""#), None);
+        assert_eq!(read("test", true, "null"), None);
         assert_eq!(TestProgram::from_message(r#"{"reason":"build-finished"}"#), None);
     }
 }

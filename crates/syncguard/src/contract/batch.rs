@@ -40,10 +40,12 @@ pub(crate) struct Batcher<O: Batched> {
 
 struct BatchQueue<O: Batched> {
     state: Mutex<BatchState<O>>,
-    /// Notified when a batch is back, or enough operations for a full one have gathered.
+    /// Notified when a batch is back, or enough operations have gathered.
     may_depart: Notify,
     /// The most operations of one batch.
     limit: usize,
+    /// So many operations leave although a batch is on its way.
+    enough: usize,
 }
 
 struct BatchState<O: Batched> {
@@ -160,8 +162,9 @@ impl<T> Future for Reply<T> {
 }
 
 impl<O: Batched> Batcher<O> {
-    /// Creates a batcher whose batches have at most `limit` operations.
-    pub(crate) fn new(limit: usize) -> Self {
+    /// Creates a batcher whose batches have at most `limit` operations. If `enough` have gathered,
+    /// they do not wait for a batch that is on its way.
+    pub(crate) fn new(limit: usize, enough: usize) -> Self {
         let state = BatchState {
             departures: Vec::new(),
             gathered: VecDeque::new(),
@@ -169,7 +172,7 @@ impl<O: Batched> Batcher<O> {
             has_company: false,
         };
         let (state, may_depart) = (Mutex::new(state), Notify::new());
-        Self { queue: Arc::new(BatchQueue { state, may_depart, limit }) }
+        Self { queue: Arc::new(BatchQueue { state, may_depart, limit, enough }) }
     }
 
     /// Adds an operation to those that are sent together, or returns it to be sent alone.
@@ -200,7 +203,7 @@ impl<O: Batched> Batcher<O> {
         }
         let (reply, answer) = oneshot::channel();
         state.gathered.push_back(Gathered { operation, reply, together });
-        if state.gathered.len() >= queue.limit {
+        if state.gathered.len() >= queue.enough {
             queue.may_depart.notify_one();
         }
         let is_first = !std::mem::replace(&mut state.is_boarding, true);
@@ -285,8 +288,7 @@ impl<O: Batched> BatchQueue<O> {
     /// Returns how long what has gathered waits for batches that are on their way.
     fn departs_in(&self) -> Option<Duration> {
         let state = self.state();
-        // A full batch has nothing to wait for.
-        state.departs_in().filter(|_| state.gathered.len() < self.limit)
+        state.departs_in().filter(|_| state.gathered.len() < self.enough)
     }
 
     /// Takes the next batch. What it has no room for, or what conflicts, remains to be sent.
@@ -369,7 +371,11 @@ mod tests {
 
     impl Server {
         fn new(limit: usize) -> Arc<Self> {
-            let (batcher, sent) = (Batcher::new(limit), Mutex::default());
+            Self::with_enough(limit, limit)
+        }
+
+        fn with_enough(limit: usize, enough: usize) -> Arc<Self> {
+            let (batcher, sent) = (Batcher::new(limit, enough), Mutex::default());
             Arc::new(Self { batcher, sent, permits: Semaphore::new(0) })
         }
 
@@ -445,6 +451,15 @@ mod tests {
         assert_eq!(server.sent(), [vec![1], vec![2, 3, 4]]);
         server.permits.add_permits(3);
         assert_eq!(answers(calls).await, [1, 2, 3, 4, 5]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn enough_operations_do_not_wait_for_a_batch() {
+        let server = Server::with_enough(64, 2);
+        let calls = server.start(1..=6).await;
+        assert_eq!(server.sent(), [vec![1], vec![2, 3], vec![4, 5]]);
+        server.permits.add_permits(4);
+        assert_eq!(answers(calls).await, [1, 2, 3, 4, 5, 6]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -614,7 +629,7 @@ mod tests {
         crate::lock::schedules::explore("batches", |_time| async {
             const CALLERS: usize = 4;
             let (batcher, count) =
-                (Arc::new(Batcher::<Numbered>::new(3)), Arc::new(AtomicUsize::new(0)));
+                (Arc::new(Batcher::<Numbered>::new(3, 2)), Arc::new(AtomicUsize::new(0)));
             let callers = (0..CALLERS).map(|number| {
                 let (batcher, count) = (Arc::clone(&batcher), Arc::clone(&count));
                 shuttle::future::spawn(async move {

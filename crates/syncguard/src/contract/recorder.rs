@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -97,8 +98,15 @@ impl Recorder {
             AcquireOutcome::AlreadyUsed => (false, None),
         };
         let granted = Some(request.lock_id());
-        self.record(backend, Operation::Acquire, subject, backend.acquire(request), judge, granted)
-            .await
+        self.record(
+            backend,
+            Operation::Acquire,
+            subject,
+            pin!(backend.acquire(request)),
+            judge,
+            granted,
+        )
+        .await
     }
 
     pub(crate) async fn acquire_any<B: LockBackend>(
@@ -135,8 +143,15 @@ impl Recorder {
             ReleaseOutcome::Released => (true, None),
             ReleaseOutcome::NotHeld(reason) => (false, Reason::not_held(*reason)),
         };
-        self.record(backend, Operation::Release, subject, backend.release(request), judge, None)
-            .await
+        self.record(
+            backend,
+            Operation::Release,
+            subject,
+            pin!(backend.release(request)),
+            judge,
+            None,
+        )
+        .await
     }
 
     pub(crate) async fn extend<B: LockBackend>(
@@ -150,12 +165,13 @@ impl Recorder {
             ExtendOutcome::Extended(_) => (true, None),
             ExtendOutcome::NotHeld(reason) => (false, Reason::not_held(*reason)),
         };
-        self.record(backend, Operation::Extend, subject, backend.extend(request), judge, None).await
+        self.record(backend, Operation::Extend, subject, pin!(backend.extend(request)), judge, None)
+            .await
     }
 
     pub(crate) async fn is_locked<B: LockBackend>(&self, backend: &B, key: &Key) -> Result<bool> {
         let subject = Subject { key: Some(key), lock_id: None };
-        let call = backend.is_locked(key);
+        let call = pin!(backend.is_locked(key));
         self.record(backend, Operation::IsLocked, subject, call, |locked| (*locked, None), None)
             .await
     }
@@ -166,7 +182,7 @@ impl Recorder {
         key: &Key,
     ) -> Result<Option<StoredLock<B::Fencing>>> {
         let subject = Subject { key: Some(key), lock_id: None };
-        let call = backend.lookup_key(key);
+        let call = pin!(backend.lookup_key(key));
         let judge = |found: &Option<_>| (found.is_some(), None);
         self.record(backend, Operation::Lookup, subject, call, judge, None).await
     }
@@ -177,7 +193,7 @@ impl Recorder {
         lock_id: &LockId,
     ) -> Result<Option<StoredLock<B::Fencing>>> {
         let subject = Subject { key: None, lock_id: Some(*lock_id) };
-        let call = backend.lookup_id(lock_id);
+        let call = pin!(backend.lookup_id(lock_id));
         let judge = |found: &Option<_>| (found.is_some(), None);
         self.record(backend, Operation::Lookup, subject, call, judge, None).await
     }
@@ -190,13 +206,14 @@ impl Recorder {
     /// Runs an operation and reports how it ended.
     ///
     /// `judge` returns whether the operation had the requested effect, and if not, why. `granted`
-    /// is the lock id that a success grants.
+    /// is the lock id that a success grants. The call is passed by reference: a future that takes
+    /// another by value has room for two of it.
     async fn record<T: Send>(
         &self,
         backend: &impl LockBackend,
         operation: Operation,
         mut subject: Subject<'_>,
-        call: impl Future<Output = Result<T>> + Send,
+        call: Pin<&mut (impl Future<Output = Result<T>> + Send)>,
         judge: impl FnOnce(&T) -> (bool, Option<Reason>) + Send,
         granted: Option<LockId>,
     ) -> Result<T> {

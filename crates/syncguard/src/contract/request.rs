@@ -2,6 +2,8 @@
 
 use std::any::Any;
 use std::fmt;
+#[cfg(feature = "_network")]
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -328,7 +330,7 @@ impl ExtendRequest {
 
     /// Runs an attempt within that limit. Returns `None` if it takes longer.
     #[cfg(feature = "_network")]
-    pub(crate) async fn bounded<T>(&self, attempt: impl Future<Output = T>) -> Option<T> {
+    pub(crate) async fn bounded<T>(&self, attempt: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         match self.answer_within {
             Some(limit) => tokio::time::timeout(limit, attempt).await.ok(),
             None => Some(attempt.await),

@@ -553,7 +553,8 @@ impl<B: LockBackend> SharedLease<B> {
         }
         let request = ExtendRequest::new(self.lock_id, Ttl::new(rest)?);
         let request = request.with_hint(self.hint());
-        Ok(match engine.recorder.extend(&engine.backend, &request).await? {
+        // Boxed, so that an ordinary release is smaller.
+        Ok(match Box::pin(engine.recorder.extend(&engine.backend, &request)).await? {
             ExtendOutcome::Extended(_) => ReleaseOutcome::Released,
             ExtendOutcome::NotHeld(reason) => ReleaseOutcome::NotHeld(reason),
         })

@@ -23,6 +23,7 @@ mod record;
 mod requests;
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -209,7 +210,7 @@ impl LockBackend for FirestoreBackend {
     async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
         let (lock_id, ttl) = (request.lock_id(), request.ttl());
         let channel = self.shared.requests.channel_number();
-        let change = Box::pin(self.change(lock_id, request.hint(), Change::Extend(ttl)));
+        let change = pin!(self.change(lock_id, request.hint(), Change::Extend(ttl)));
         let extended = request.bounded(change).await.unwrap_or_else(|| {
             self.shared.requests.replace_channel(channel);
             Err(error::timeout())

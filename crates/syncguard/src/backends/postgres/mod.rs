@@ -29,6 +29,7 @@ mod tls;
 mod transaction;
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -128,9 +129,9 @@ impl PostgresBackend {
             fences: config.fences,
             looked_for_holder: Mutex::new(Instant::now()),
             background,
-            acquires: Batcher::new(batches::LIMIT),
-            releases: Batcher::new(batches::LIMIT),
-            extends: Batcher::new(batches::LIMIT),
+            acquires: Batcher::new(batches::LIMIT, batches::LIMIT),
+            releases: Batcher::new(batches::LIMIT, batches::LIMIT),
+            extends: Batcher::new(batches::LIMIT, batches::LIMIT),
         };
         let backend = Self { shared: Arc::new(shared) };
         let findings = backend.read_findings().await.map_err(|error| named(error, "connect"))?;
@@ -302,7 +303,7 @@ impl LockBackend for PostgresBackend {
 
     async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
         let epoch = self.shared.pool.epoch();
-        let extend = Box::pin(self.try_extend(request));
+        let extend = pin!(self.try_extend(request));
         let extended = request.bounded(extend).await.unwrap_or_else(|| {
             self.shared.pool.distrust(epoch);
             Err(error::timeout())

@@ -12,6 +12,10 @@ use crate::contract::batch::{Batched, Batcher, Joined};
 /// The most operations of one batch. The server does nothing else while it runs one.
 const LIMIT: usize = 64;
 
+/// How many operations leave although a batch is on its way: the server runs one batch while the
+/// callers of another get their answers and ask again.
+const ENOUGH: usize = 12;
+
 impl Batched for Call {
     /// `None` if the keys are on two nodes while their slot moves.
     type Answer = Option<Value>;
@@ -38,7 +42,7 @@ pub(super) struct BatchedCalls {
 
 impl BatchedCalls {
     pub(super) fn new() -> Self {
-        let batches = |script| Batches { script, calls: Batcher::new(LIMIT) };
+        let batches = |script| Batches { script, calls: Batcher::new(LIMIT, ENOUGH) };
         Self {
             acquires: batches(&SCRIPTS.acquire),
             releases: batches(&SCRIPTS.release),
@@ -54,8 +58,9 @@ impl Shard {
         let (shard, script) = (self.clone(), batches.script);
         let send = move |calls| Box::pin(shard.clone().run_batch(script, calls));
         match batches.calls.join(call, send) {
+            // Boxed, so that operations in a batch are smaller.
             Joined::Alone(call, _departure) => {
-                self.shared.route.drive(&call, GiveUp::IfApart).await
+                Box::pin(self.shared.route.drive(&call, GiveUp::IfApart)).await
             }
             Joined::Gathered(reply) => reply.await,
         }

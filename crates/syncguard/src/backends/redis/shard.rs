@@ -2,6 +2,7 @@
 //! is one shard.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 
 use redis::Value;
@@ -224,7 +225,7 @@ impl LockBackend for Shard {
             Text(&age),
         ];
         if let Some(note) = request.break_note() {
-            self.leave_break_note(&lock_id, note).await;
+            Box::pin(self.leave_break_note(&lock_id, note)).await;
         }
         let keys = [index_key.as_str(), &hinted];
         let call = SCRIPTS.release.one.call(&keys, &arguments);
@@ -258,13 +259,13 @@ impl LockBackend for Shard {
         let keys = [index_key.as_str(), &hinted];
         let call = SCRIPTS.extend.one.call(&keys, &arguments);
         let in_use = shared.route.in_use();
-        let answer = request.bounded(async {
+        let answer = pin!(async {
             match self.run_batched(&shared.batches.extends, call).await? {
                 Some(answer) => Ok(answer),
                 None => Box::pin(self.extend_scattered(request, keys)).await,
             }
         });
-        let answer = answer.await.unwrap_or_else(|| {
+        let answer = request.bounded(answer).await.unwrap_or_else(|| {
             if let Some(in_use) = in_use {
                 // It did not answer in time.
                 in_use.replace();

@@ -19,9 +19,10 @@ const STORES: [(&str, &[&str]); 5] = [
 
 /// The stores and for how many seconds each is tortured with `--brief`.
 const BRIEFLY: [&str; 11] = [
+    "firestore=60",
+    "memory=60",
     "redis=40",
     "postgres=40",
-    "firestore=40",
     "sqlite=35",
     "redis-sentinel=35",
     "redis-cluster=35",
@@ -29,7 +30,6 @@ const BRIEFLY: [&str; 11] = [
     "sqlite-replaced=25",
     "postgres-standby=20",
     "postgres-pgbouncer=20",
-    "memory=20",
 ];
 
 /// Tortures the named backends or stores, or all, with the given options.

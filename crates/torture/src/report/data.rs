@@ -117,6 +117,12 @@ fn timeline(run: &Run, key: u32) -> Value {
             _ => {}
         }
     }
+    let grants = ops.iter().filter_map(|op| match op.outcome {
+        Outcome::Granted(fence) => Some((fence, op.end)),
+        _ => None,
+    });
+    let next_grant = NextGrant(grants.collect());
+    let is_broken = run.checked.violations.iter().any(|violation| violation.key == Some(key));
     let holds: Vec<Value> = ops
         .iter()
         .filter_map(|op| {
@@ -124,7 +130,10 @@ fn timeline(run: &Run, key: u32) -> Value {
             let expiry = leases.get(&op.id).copied().unwrap_or(op.end);
             let (until, how) = ends.get(&op.id).copied().unwrap_or((expiry, "expired"));
             let lane = lane(history, op, run.plan.deployment);
-            let until = until.max(op.end).min(run.ended);
+            // A lock whose release was not answered, which was evicted, or which a clock ended, was
+            // free by the next grant, if no promise was broken.
+            let next = next_grant.after(fence).filter(|_| how == "expired" && !is_broken);
+            let until = until.min(next.unwrap_or(until)).max(op.end).min(run.ended);
             Some(json!([lane, time(op.end), time(until), fence, how, op.id]))
         })
         .collect();
@@ -144,6 +153,16 @@ fn timeline(run: &Run, key: u32) -> Value {
         "contended": contended,
         "unknown": unknown,
     })
+}
+
+/// The fences of a key, and when they were granted.
+struct NextGrant(BTreeMap<u64, Micros>);
+
+impl NextGrant {
+    /// Returns when the next larger fence was granted.
+    fn after(&self, fence: u64) -> Option<Micros> {
+        self.0.range(fence + 1..).next().map(|(_, at)| *at)
+    }
 }
 
 /// How long a hot key was free until the next grant, in milliseconds, sorted.
@@ -244,4 +263,18 @@ fn violation(run: &Run, violation: &Violation) -> Value {
         "to": time(to.max(run.began)),
         "ops": ops,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::NextGrant;
+
+    #[test]
+    fn a_hold_ends_by_the_grant_of_the_next_larger_fence() {
+        let grants = NextGrant([(7, 40), (3, 10), (5, 30)].into());
+        assert_eq!(
+            [3, 4, 5, 7].map(|fence| grants.after(fence)),
+            [Some(30), Some(30), Some(40), None]
+        );
+    }
 }

@@ -211,7 +211,7 @@ function show() {
       const dot = add(item, "i"); dot.style.background = color;
       item.append(text);
     }
-    add(main, "p", "Bars are held locks with their fences; a pale bar ended by expiry. The wheel zooms, dragging moves, a double click resets. The dashed line is the end of the faults.");
+    add(main, "p", "Bars are held locks with their fences; a pale bar ended by expiry, or without an answer. The wheel zooms, dragging moves, a double click resets. The dashed line is the end of the faults.");
     for (const key of run.keys) {
       add(main, "h3", `Key ${key.key} (${key.kind}): ${count(key.holds.length)} grants, ` +
         `${count(key.contended)} attempts while held, ${count(key.unknown)} unknown outcomes, ` +

@@ -310,7 +310,7 @@ async fn a_primary_that_fails_stops_only_its_own_shards() {
     let backend = connect(&url).await;
     assert!(backend.findings().await.iter().all(|finding| finding.subject() != "full-coverage"));
     let victim = cluster.node_of(&name(&url, "lock", "k"));
-    cluster.nodes()[victim].wait_for_a_replica();
+    cluster.nodes()[victim].wait_until_replicated();
     let others: Vec<String> = [0, 1, 2]
         .into_iter()
         .filter(|node| *node != victim)

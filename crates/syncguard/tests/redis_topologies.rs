@@ -386,7 +386,7 @@ async fn the_failover_of_a_node_is_followed() {
     let before = cycle(&backend, "k").await.expect("works");
     wakes(&backend, &backend, "w").await;
     let node = cluster.node_of("{locks}");
-    cluster.nodes()[node].wait_for_a_replica();
+    cluster.nodes()[node].wait_until_replicated();
     cluster.nodes_mut()[node].crash();
     eventually("the replica serves", async || cycle(&backend, "k").await.is_ok()).await;
     assert!(cycle(&backend, "k").await.expect("works") > before + 1);

@@ -166,6 +166,27 @@ impl RedisServer {
         });
     }
 
+    /// Waits until a replica has everything that was written so far. Replicas report it once a
+    /// second.
+    ///
+    /// # Panics
+    ///
+    /// Panics if no replica catches up.
+    pub fn wait_until_replicated(&self) {
+        let number = |text: &str, name: &str| {
+            let (_, rest) = text.split_once(name)?;
+            rest.split(|digit: char| !digit.is_ascii_digit()).next()?.parse::<u64>().ok()
+        };
+        let written = number(&self.cli(&["INFO", "replication"]), "master_repl_offset:");
+        let written = written.expect("it has replicas");
+        wait_until("no replica has caught up", || {
+            let replication = self.cli(&["INFO", "replication"]);
+            let replicas = replication.lines().filter(|line| line.contains("state=online"));
+            let mut offsets = replicas.filter_map(|line| number(line, "offset="));
+            offsets.any(|offset| offset >= written)
+        });
+    }
+
     /// Kills the server without warning and starts it again on the same port and data.
     ///
     /// # Panics

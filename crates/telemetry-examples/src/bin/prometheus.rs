@@ -2,6 +2,7 @@
 //! Run it with `cargo run -p telemetry-examples --bin prometheus`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use syncguard::telemetry::MetricsSink;
@@ -20,6 +21,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     telemetry_examples::run_jobs(&locker).await?;
     locker.shutdown().await?;
 
+    // A lock that is lost is reported after its work has been told to stop. A scrape comes later.
+    tokio::time::sleep(Duration::from_millis(100)).await;
     println!("{}", exporter.render());
     Ok(())
 }

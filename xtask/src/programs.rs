@@ -64,7 +64,11 @@ pub(crate) fn build() -> Outcome<Vec<TestProgram>> {
         return Err(format!("the tests do not build ({})", output.status));
     }
     let messages = String::from_utf8_lossy(&output.stdout);
-    Ok(messages.lines().filter_map(TestProgram::from_message).collect())
+    let programs: Vec<_> = messages.lines().filter_map(TestProgram::from_message).collect();
+    if programs.is_empty() {
+        return Err("cargo reported no test programs".to_owned());
+    }
+    Ok(programs)
 }
 
 /// Runs the programs, `jobs` at a time but unit tests alone, and prints the output of each when it

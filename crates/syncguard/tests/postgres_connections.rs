@@ -4,6 +4,11 @@
 
 mod servers;
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use servers::postgres::{config, connect, connect_with, raw, start};
@@ -192,4 +197,45 @@ async fn a_renewed_lock_survives_a_path_that_dies() {
     let config = config(&through(&proxy)).response_timeout(Duration::from_secs(30));
     let backend = connect_with(config).await;
     Box::pin(a_dead_path_costs_no_renewed_lock(backend, &proxy)).await;
+}
+
+/// The waker of a task, which counts how often the task is woken while it runs.
+struct Observed {
+    task: Waker,
+    is_running: AtomicBool,
+    needless: AtomicUsize,
+}
+
+impl Wake for Observed {
+    fn wake(self: Arc<Self>) {
+        if self.is_running.load(Ordering::SeqCst) {
+            self.needless.fetch_add(1, Ordering::SeqCst);
+        }
+        self.task.wake_by_ref();
+    }
+}
+
+/// A runtime with several threads wakes another one for each of them.
+#[tokio::test]
+async fn an_operation_does_not_wake_its_own_task_while_it_runs() {
+    let Some(server) = start() else { return };
+    let backend = connect(&server.url()).await;
+    cycle(&backend, "k").await.expect("opens a connection");
+    let task = poll_fn(|context| Poll::Ready(context.waker().clone())).await;
+    let (is_running, needless) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let observed = Arc::new(Observed { task, is_running, needless });
+    let waker = Waker::from(Arc::clone(&observed));
+    let mut cycles = pin!(async {
+        for _ in 0..5 {
+            cycle(&backend, "k").await.expect("works");
+        }
+    });
+    poll_fn(|_| {
+        observed.is_running.store(true, Ordering::SeqCst);
+        let done = cycles.as_mut().poll(&mut Context::from_waker(&waker));
+        observed.is_running.store(false, Ordering::SeqCst);
+        done
+    })
+    .await;
+    assert_eq!(observed.needless.load(Ordering::SeqCst), 0);
 }

@@ -1,12 +1,11 @@
 //! The pool of connections. A connection serves one operation at a time, because transactions that
 //! are sent at once must not mix.
 
-use std::future::poll_fn;
 use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::Poll;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
@@ -80,13 +79,14 @@ enum ClientHandle {
 
 impl ClientHandle {
     /// Returns whether it still works, as far as it is known without asking the server.
-    async fn is_open(&mut self) -> bool {
+    fn is_open(&mut self) -> bool {
         match self {
             Self::Owned(client, driver) => {
                 let Some(driver) = exclusive(driver) else { return false };
-                let ended =
-                    poll_fn(|context| Poll::Ready(driver.as_mut().poll(context).is_ready()));
-                !ended.await && !client.is_closed()
+                // The next request wakes whoever polled the driver last. That would be the task that
+                // sends it, which is running, and the runtime would wake another thread for it.
+                let mut nobody = Context::from_waker(Waker::noop());
+                driver.as_mut().poll(&mut nobody).is_pending() && !client.is_closed()
             }
             Self::External(client) => !client.is_closed(),
         }
@@ -290,7 +290,7 @@ impl Pool {
             let idle = self.idle().pop();
             match idle {
                 Some(mut connection) => {
-                    if !connection.is_old() && connection.client.is_open().await {
+                    if !connection.is_old() && connection.client.is_open() {
                         break Some(connection);
                     }
                 }

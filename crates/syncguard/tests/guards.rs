@@ -4,7 +4,9 @@
 mod support;
 
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use support::{Call, Fault, Faulty, Reports, key, locker, ms, shut_down, ttl_ms};
@@ -493,4 +495,52 @@ async fn no_loss_is_missed_by_a_token() {
         let reported = tokio::time::timeout(Duration::from_secs(10), token.cancelled()).await;
         assert!(reported.is_ok(), "missed in round {round}");
     }
+}
+
+/// A waiter waits for a release in this process until the first TTL is over, then asks the store.
+#[tokio::test(start_paused = true)]
+async fn a_renewed_guard_counts_as_held_after_another_task_has_waited_for_it() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(300)).renew());
+    let guard = locker.lock("k").await.expect("free");
+    let waited = locker.lock("k").timeout(ms(1_000)).await;
+    assert_eq!(waited.expect_err("held").code(), ErrorCode::AcquisitionTimeout);
+    assert_eq!(locker.release_all(), 1);
+    shut_down(&locker).await;
+    assert!(!backend.is_locked(&key("k")).await.expect("works"));
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_lost_its_lock_does_not_hide_the_next_holder() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(300)));
+    let lost = locker.lock("k").await.expect("free");
+    tokio::time::advance(ms(2_000)).await;
+    let held = locker.lock("k").await.expect("expired");
+    drop(lost);
+    assert!(locker.shutdown().await.is_err(), "a guard holds its lock");
+    assert_eq!(locker.release_all(), 1);
+    shut_down(&locker).await;
+    assert!(!backend.is_locked(&key("k")).await.expect("works"));
+    drop(held);
+}
+
+#[test]
+fn reads_outside_a_runtime_are_refused() {
+    let [runtime, _] = runtimes();
+    let (backend, reports) = (MemoryBackend::new(), Reports::default());
+    let (locker, guard) = held_lock(&runtime, &backend, &reports);
+    let mut context = Context::from_waker(Waker::noop());
+    let refusals = [
+        pin!(locker.is_locked("k")).poll(&mut context).map(|read| read.map(drop)),
+        pin!(locker.info("k")).poll(&mut context).map(|read| read.map(drop)),
+        pin!(locker.setup()).poll(&mut context),
+    ];
+    for refusal in refusals {
+        let Poll::Ready(Err(error)) = refusal else { panic!("not refused: {refusal:?}") };
+        assert_eq!(error.code(), ErrorCode::InvalidArgument);
+    }
+    drop(guard);
+    runtime.block_on(locker.shutdown()).expect("released");
 }

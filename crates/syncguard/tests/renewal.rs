@@ -382,3 +382,18 @@ async fn the_error_of_work_that_lost_its_lock_contains_the_reason() {
     assert_eq!(error.lost(), Some(LostReason::Expired));
     assert!(!error.is_canceled() && !error.is_shut_down());
 }
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_does_not_shorten_a_manual_extend() {
+    for (extended_at, extended_by) in [(1_000, 30_000), (8_000, 30_000)] {
+        let backend = Faulty::new();
+        let locker = locker(&backend, renewed().max_hold(ms(10_000)));
+        let started = Instant::now();
+        let guard = locker.lock("k").await.expect("free");
+        tokio::time::sleep(ms(extended_at)).await;
+        let outcome = guard.extend(ttl_ms(extended_by)).await.expect("works");
+        assert!(matches!(outcome, ExtendOutcome::Extended(_)));
+        assert_eq!(guard.lost().await, LostReason::Expired);
+        assert_eq!(started.elapsed(), ms(extended_at + extended_by));
+    }
+}

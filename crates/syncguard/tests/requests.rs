@@ -189,3 +189,23 @@ async fn faults_are_injected_and_delays_take_virtual_time() {
     guard.release().await.expect("works again");
     locker.shutdown().await.expect("released");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_cannot_become_an_attempt() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    let guard = locker.lock("k").await.expect("free");
+    for limit in [None, Some(Duration::ZERO)] {
+        let mut request = locker.lock("k");
+        tokio::select! {
+            _acquired = &mut request => panic!("held"),
+            () = tokio::time::sleep(ms(10)) => {}
+        }
+        let outcome = match limit {
+            None => request.try_now().await,
+            Some(limit) => request.try_for(limit).await,
+        };
+        assert_eq!(outcome.expect_err("it waits").code(), ErrorCode::InvalidArgument);
+    }
+    drop(guard);
+}

@@ -40,11 +40,14 @@ impl<T: Send + 'static> CallbackQueue<T> {
         Ok(Self { queue, dropped: Arc::default() })
     }
 
-    /// Queues a call; drops and counts it if the queue is full. Never waits.
-    pub(crate) fn put(&self, call: T) {
-        if self.queue.try_send(call).is_err() {
+    /// Queues a call; drops and counts it if the queue is full. Never waits. Returns whether it was
+    /// queued.
+    pub(crate) fn put(&self, call: T) -> bool {
+        let is_queued = self.queue.try_send(call).is_ok();
+        if !is_queued {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
+        is_queued
     }
 
     /// Returns how many calls were dropped because the queue was full.
@@ -96,7 +99,7 @@ impl SinkHandle {
         match self {
             // A panic in a sink must never break a lock.
             Self::Inline(sink) => no_panic(|| sink.operation(&event)),
-            Self::Queued(queue) => queue.put(Event::Operation(event)),
+            Self::Queued(queue) => drop(queue.put(Event::Operation(event))),
             Self::Disabled(dropped) => drop(dropped.fetch_add(1, Ordering::Relaxed)),
         }
     }
@@ -104,7 +107,7 @@ impl SinkHandle {
     pub(crate) fn engine(&self, event: EngineEvent) {
         match self {
             Self::Inline(sink) => no_panic(|| sink.engine(&event)),
-            Self::Queued(queue) => queue.put(Event::Engine(event)),
+            Self::Queued(queue) => drop(queue.put(Event::Engine(event))),
             Self::Disabled(dropped) => drop(dropped.fetch_add(1, Ordering::Relaxed)),
         }
     }

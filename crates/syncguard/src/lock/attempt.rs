@@ -79,7 +79,8 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
             };
             AcquireReply { answer, key, context }
         };
-        let detach = |rest| undo_later(self.call.context, acquisition.clone(), rest);
+        let queue = self.call.key;
+        let detach = |rest| undo_later(self.call.context, queue.clone(), acquisition.clone(), rest);
         let AcquireReply { answer, key, context } = DetachOnDrop::new(call, detach).await;
         let verdict = acquisition.answered(&answer);
         let found = match (verdict, answer) {
@@ -155,7 +156,7 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
 
     fn undo_unsettled(&mut self) {
         if let Some(acquisition) = self.unsettled.take() {
-            undo_later(self.call.context, *acquisition, None);
+            undo_later(self.call.context, self.call.key.clone(), *acquisition, None);
         }
     }
 }

@@ -24,10 +24,11 @@ pub(super) struct AcquireReply<B: LockBackend> {
     pub(super) context: Arc<Context<B>>,
 }
 
-/// Undoes an abandoned acquisition in the background. `rest` is the copy that is still in progress,
-/// if there is one.
+/// Undoes an abandoned acquisition in the background, and wakes the first waiter of `queue`. `rest`
+/// is the copy that is still in progress, if there is one.
 pub(super) fn undo_later<B: LockBackend>(
     context: &Arc<Context<B>>,
+    queue: Key,
     mut acquisition: Acquisition,
     rest: Option<BoxFuture<'static, AcquireReply<B>>>,
 ) {
@@ -41,7 +42,7 @@ pub(super) fn undo_later<B: LockBackend>(
     let background = Arc::clone(&context.engine);
     background.background.spawn(async move {
         report.settle(undo(&context, &mut acquisition, rest).await);
-        context.engine.wait_queues.wake_head(acquisition.request().key());
+        context.engine.wait_queues.wake_head(&queue);
     });
 }
 

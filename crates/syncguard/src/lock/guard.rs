@@ -101,6 +101,12 @@ impl<B: LockBackend> LockGuard<B> {
         }
     }
 
+    /// Records that nobody uses the lock: it is released at once when the guard is dropped,
+    /// whatever `hold_at_least` says.
+    pub(super) fn discard(&self) {
+        self.0.discard();
+    }
+
     /// Keeps the lock beyond this guard, until its TTL, and returns its id: another process can
     /// [`resume`](crate::Locker::resume) it, or `release` and `extend` it by that id.
     ///

@@ -230,6 +230,11 @@ impl LeaseState {
             return Step::Wait(renewal.next_at.min(stop_at));
         }
         let ttl = match renewal.end {
+            // The caller has extended it beyond that.
+            Some(end) if end <= self.confirmed_until => {
+                renewal.is_complete = true;
+                return Step::Wait(stop_at);
+            }
             Some(end) => renewal.ttl.at_most(end.since(now)),
             None => renewal.ttl,
         };

@@ -94,8 +94,7 @@ impl<'a, B: LockBackend> LockRequest<'a, B> {
         let (context, key, any_of) = self.begin()?;
         let mut wait = Wait::new(context.get(), &key, any_of.as_ref());
         let acquired = wait.bounded(pin!(wait.once())).await;
-        wait.ended(acquired.as_ref().map(Option::as_ref));
-        acquired
+        wait.ended(acquired, Option::as_ref).await
     }
 
     /// Waits for at most this long. Returns `None` if the lock is still held then. A store that
@@ -146,10 +145,14 @@ impl<'a, B: LockBackend> LockRequest<'a, B> {
     /// Returns the context and the key of the wait. Invalid input is reported here, before any I/O.
     #[expect(clippy::type_complexity, reason = "the parts of one request")]
     fn begin(&mut self) -> Result<(OptionsInUse<'a, B>, Key, Option<Arc<[Key]>>)> {
-        let RequestState::New { key, any_of, options } =
-            std::mem::replace(&mut self.state, RequestState::Done)
-        else {
-            panic!("a lock request was polled after it completed");
+        let (key, any_of, options) = match std::mem::replace(&mut self.state, RequestState::Done) {
+            RequestState::New { key, any_of, options } => (key, any_of, options),
+            // Possible only if the request is polled by hand. Its wait is dropped, and leaves no
+            // lock behind.
+            RequestState::Waiting(_) => {
+                return Err(Error::invalid("a lock request that waits cannot make one attempt"));
+            }
+            RequestState::Done => panic!("a lock request was polled after it completed"),
         };
         let key = key?;
         let engine = &self.context.engine;
@@ -227,8 +230,7 @@ impl<B: LockBackend> Future for LockRequest<'_, B> {
                     Some(Duration::ZERO) => Err(wait.timed_out()),
                     _ => wait.bounded(pin!(wait.in_order())).await,
                 };
-                wait.ended(acquired.as_ref().map(Some));
-                acquired
+                wait.ended(acquired, |guard| Some(guard)).await
             };
             // Without a span the future is smaller.
             self.state = RequestState::Waiting(if span.is_disabled() {

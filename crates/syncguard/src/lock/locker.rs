@@ -262,6 +262,7 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let key = self.key(key)?;
+        self.context().engine.check_runtime()?;
         self.context().engine.recorder.is_locked(self.backend(), &key).await
     }
 
@@ -277,6 +278,7 @@ impl<B: LockBackend> Locker<B> {
         Error: From<K::Error>,
     {
         let key = self.key(key)?;
+        self.context().engine.check_runtime()?;
         let found = self.context().engine.recorder.lookup_key(self.backend(), &key).await;
         Ok(found?.map(Into::into))
     }
@@ -288,6 +290,7 @@ impl<B: LockBackend> Locker<B> {
     ///
     /// If dropped before it completes, it may or may not have taken effect.
     pub async fn setup(&self) -> Result<()> {
+        self.context().engine.check_runtime()?;
         match self.backend().admin() {
             Some(admin) => admin.setup().await,
             None => Ok(()),

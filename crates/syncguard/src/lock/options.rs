@@ -138,7 +138,8 @@ macro_rules! option_setters {
         }
 
         /// Limits how long renewal keeps the lock, so that a hung holder does not keep it forever.
-        /// After that the lock is lost. No limit by default.
+        /// After that the lock is lost, unless you have [extended](crate::LockGuard::extend) it
+        /// beyond that yourself. No limit by default.
         pub fn max_hold(mut self, max_hold: impl Into<Option<Duration>>) -> Self {
             self.options_mut().max_hold = max_hold.into();
             self
@@ -150,6 +151,9 @@ macro_rules! option_setters {
         ///
         /// Use it for jobs that are shorter than the clock skew between machines: a job that runs
         /// at midnight on every machine must not run twice because one clock is a second behind.
+        ///
+        /// `lock_all` and requests for several permits refuse it, because they give locks back that
+        /// nobody used; elections ignore it.
         pub fn hold_at_least(mut self, time: Duration) -> Self {
             self.options_mut().hold_at_least = time;
             self

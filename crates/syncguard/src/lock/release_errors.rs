@@ -56,7 +56,8 @@ impl ReleaseErrors {
         Self { callback: Arc::new(callback), queue: Arc::default() }
     }
 
-    /// Reports a failed release. Returns `false` if the callback's thread could not be started.
+    /// Reports a failed release. Returns `false` if the callback cannot be called: its thread could
+    /// not be started, or its queue is full.
     pub(super) fn report(
         &self,
         error: Error,
@@ -69,13 +70,43 @@ impl ReleaseErrors {
             CallbackQueue::start("syncguard-release", call).ok()
         });
         let Some(queue) = queue else { return false };
-        queue.put(FailedRelease { error, context, _token: token });
-        true
+        queue.put(FailedRelease { error, context, _token: token })
     }
 }
 
 impl fmt::Debug for ReleaseErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReleaseErrors").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+    use crate::common::sync::Mutex;
+
+    #[test]
+    fn a_report_that_finds_the_queue_full_is_refused() {
+        let capacity = CallbackQueue::<FailedRelease>::CAPACITY;
+        let (finish, finished) = channel::<()>();
+        let finished = Mutex::new(finished);
+        let errors = ReleaseErrors::new(move |_error, _context| {
+            let _ended = finished.lock().expect("no panic").recv();
+        });
+        let context = ReleaseContext {
+            key: Key::new("k").expect("valid"),
+            lock_id: LockId::random().expect("random"),
+            source: ReleaseSource::Guard,
+        };
+        let tracker = TaskTracker::new();
+        let report = || errors.report(Error::invalid("failed"), context.clone(), tracker.token());
+        let queued = (0..2 * capacity).take_while(|_| report()).count();
+        // The callback may have taken the first one.
+        assert!((capacity..=capacity + 1).contains(&queued), "{queued}");
+        drop(finish);
     }
 }

@@ -62,6 +62,8 @@ struct LeaseInner {
     is_given_back: bool,
     /// Whether a task watches for the end of the lease.
     has_task: bool,
+    /// Whether nobody uses the lock.
+    is_discarded: bool,
     /// Open while the lock is held, if spans are enabled.
     hold_span: Span,
 }
@@ -135,6 +137,7 @@ impl<B: LockBackend> SharedLease<B> {
                 release: ReleaseState::NotSent,
                 is_given_back: false,
                 has_task: false,
+                is_discarded: false,
                 hold_span,
             }),
             changed: Notify::new(),
@@ -271,7 +274,7 @@ impl<B: LockBackend> SharedLease<B> {
 
     fn wake_queues(&self) {
         let wait_queues = &self.context.engine.wait_queues;
-        wait_queues.note_released(&self.key);
+        wait_queues.note_released(&self.key, self);
         if let Some(queue) = &self.also_wakes {
             wait_queues.wake_head(queue);
         }
@@ -287,7 +290,8 @@ impl<B: LockBackend> SharedLease<B> {
         };
         if let Some(mut acquisition) = unsettled {
             acquisition.released();
-            undo_later(&self.context, *acquisition, None);
+            let queue = self.also_wakes.as_ref().unwrap_or(&self.key);
+            undo_later(&self.context, queue.clone(), *acquisition, None);
         }
         if !was_given_back {
             self.wake_queues();
@@ -518,6 +522,11 @@ impl<B: LockBackend> SharedLease<B> {
         }
     }
 
+    /// Records that nobody uses the lock.
+    pub(super) fn discard(&self) {
+        self.inner().is_discarded = true;
+    }
+
     /// Keeps the lock beyond its guard.
     pub(super) fn keep(&self) {
         self.let_go(|inner| inner.release = ReleaseState::HandedOn);
@@ -560,13 +569,17 @@ impl<B: LockBackend> SharedLease<B> {
         })
     }
 
-    /// How much is left of `hold_at_least`; nothing if the lock is lost.
+    /// How much is left of `hold_at_least`; nothing if the lock is lost, or nobody used it.
     fn left_of_hold(&self) -> Duration {
         let at_least = self.context.options.hold_at_least;
-        if at_least.is_zero() || self.inner().state.is_lost() {
+        if at_least.is_zero() {
             return Duration::ZERO;
         }
-        at_least.saturating_sub(self.now().since(self.inner().state.since()))
+        let inner = self.inner();
+        if inner.is_discarded || inner.state.is_lost() {
+            return Duration::ZERO;
+        }
+        at_least.saturating_sub(self.now().since(inner.state.since()))
     }
 
     fn release_request(&self, hint: Hint) -> ReleaseRequest {

@@ -92,7 +92,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         mut acquire: Pin<&mut impl Future<Output = Result<T>>>,
     ) -> Result<T> {
         let mut limits = None;
-        let result = poll_fn(|context| {
+        poll_fn(|context| {
             // First, so that a canceled waiter that reaches the head does not ask the store.
             if self.is_cancelled() {
                 return Poll::Ready(Err(self.cancelled()));
@@ -109,24 +109,35 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             let limits = limits.get_or_insert_with(|| Box::pin(self.limits()));
             limits.as_mut().poll(context).map(Err)
         })
-        .await;
-        match result {
-            // A lock that came too late is dropped here, which releases it.
-            Ok(_) if self.is_late() => Err(Box::pin(self.with_holder(self.timed_out())).await),
+        .await
+    }
+
+    /// Completes what [`bounded`](Self::bounded) returned, after its future was dropped: that one
+    /// must not keep the lock, nor its place in the queue, while the store is asked who holds the
+    /// lock. `guard` returns the guard, unless the lock is held.
+    pub(super) async fn ended<T>(
+        &mut self,
+        acquired: Result<T>,
+        guard: impl Fn(&T) -> Option<&LockGuard<B>>,
+    ) -> Result<T> {
+        let acquired = match acquired {
+            Ok(late) if self.is_late() => {
+                if let Some(guard) = guard(&late) {
+                    guard.discard();
+                }
+                Err(self.timed_out())
+            }
             Err(error) if error.code() == ErrorCode::AcquisitionTimeout => {
                 Err(Box::pin(self.with_holder(error)).await)
             }
-            result => result,
-        }
-    }
-
-    /// Notes how the call ended: with a lock, without one because it is held, or with an error.
-    pub(super) fn ended(&mut self, acquired: Result<Option<&LockGuard<B>>, &Error>) {
-        (self.outcome, self.fence) = match acquired {
+            acquired => acquired,
+        };
+        (self.outcome, self.fence) = match acquired.as_ref().map(guard) {
             Ok(Some(guard)) => (WaitOutcome::Acquired, guard.try_fence().map_or(0, Fence::get)),
             Ok(None) => (WaitOutcome::Contended, 0),
             Err(error) => (outcome_of(error), 0),
         };
+        acquired
     }
 
     /// Makes one attempt, without queueing.
@@ -405,7 +416,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                     return Ok(Some(released_at));
                 }
                 () = ticker.sleep_until(held_until) => {
-                    queue.set_not_held();
+                    queue.set_overdue();
                     return Ok(None);
                 }
                 () = ticker.sleep_until(ask_anyway_at) => return Ok(None),
@@ -537,8 +548,8 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         let holder = if !self.was_queued.load(Ordering::Relaxed) {
             None
         } else if self.call.attempts.load(Ordering::Relaxed) == 0 {
-            // It was never asked for, because this process holds it.
-            context.holder.clone()
+            // It was never asked for, and is not asked for now.
+            context.holder.clone().filter(|_| self.has_local_holder())
         } else if self.has_failed.load(Ordering::Relaxed) || self.call.any_of.is_some() {
             None
         } else {
@@ -557,11 +568,15 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         let elapsed = self.call.context.engine.ticker.now().since(self.call.started);
         let attempts = self.call.attempts.load(Ordering::Relaxed);
         let elapsed_ms = elapsed.as_millis();
-        let message = match attempts {
-            0 => format!("the lock was not acquired within {elapsed_ms} ms: held in this process"),
-            1 => format!("the lock was not acquired within {elapsed_ms} ms (1 attempt)"),
-            _ => format!("the lock was not acquired within {elapsed_ms} ms ({attempts} attempts)"),
+        let why = match attempts {
+            0 if self.has_local_holder() => ": held in this process".to_owned(),
+            0 if self.was_queued.load(Ordering::Relaxed) => {
+                ": another task of this process waits for it".to_owned()
+            }
+            1 => " (1 attempt)".to_owned(),
+            _ => format!(" ({attempts} attempts)"),
         };
+        let message = format!("the lock was not acquired within {elapsed_ms} ms{why}");
         let error = Error::new(ErrorCode::AcquisitionTimeout, message).with_key(self.call.key);
         match self.last_error.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(last_error) => {
@@ -570,6 +585,11 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             }
             None => error,
         }
+    }
+
+    /// Returns whether a guard of this process holds the lock.
+    fn has_local_holder(&self) -> bool {
+        self.call.context.engine.wait_queues.has_holder(self.call.key)
     }
 
     fn cancelled(&self) -> Error {

@@ -46,8 +46,8 @@ pub(super) struct WaitQueue {
 
 /// A lock that this process holds itself.
 struct LocalHold {
-    /// About when the lock expires.
-    until: LocalInstant,
+    /// About when the lock expires. `None` once that is over: it may have been extended since.
+    until: Option<LocalInstant>,
     holder: Weak<dyn LocalHolder>,
 }
 
@@ -58,13 +58,22 @@ pub(super) trait LocalHolder: Send + Sync {
 }
 
 impl WaitQueue {
+    /// Returns until when this process is known to hold the lock.
     pub(super) fn held_until(&self) -> Option<LocalInstant> {
-        self.local().as_ref().map(|hold| hold.until)
+        self.local().as_ref().and_then(|hold| hold.until)
     }
 
-    /// Forgets that this process holds the lock.
-    pub(super) fn set_not_held(&self) {
-        *self.local() = None;
+    /// Records that the time of the lock is over, as far as it is known here.
+    pub(super) fn set_overdue(&self) {
+        if let Some(hold) = &mut *self.local() {
+            hold.until = None;
+        }
+    }
+
+    /// Forgets a holder, unless another one has followed it.
+    fn forget(&self, holder: &dyn LocalHolder) {
+        let is_it = |hold: &mut LocalHold| std::ptr::addr_eq(hold.holder.as_ptr(), holder);
+        self.local().take_if(is_it);
     }
 
     /// Records whether the head relies on notifications.
@@ -80,7 +89,7 @@ impl WaitQueue {
     }
 
     fn set_held(&self, until: LocalInstant, holder: Weak<dyn LocalHolder>) {
-        *self.local() = Some(LocalHold { until, holder });
+        *self.local() = Some(LocalHold { until: Some(until), holder });
     }
 
     fn local(&self) -> MutexGuard<'_, Option<LocalHold>> {
@@ -244,10 +253,11 @@ impl WaitQueues {
             .collect()
     }
 
-    /// Records that this process no longer holds the lock, and notifies the first waiter.
-    pub(super) fn note_released(&self, key: &Key) {
+    /// Records that a holder in this process no longer holds the lock, and notifies the first
+    /// waiter.
+    pub(super) fn note_released(&self, key: &Key, holder: &dyn LocalHolder) {
         self.remove_ticket(key, |queue| {
-            queue.set_not_held();
+            queue.forget(holder);
             queue.released.notify_one();
         });
     }
@@ -264,7 +274,12 @@ impl WaitQueues {
         self.by_key.shard_of(key).contains_key(key)
     }
 
-    /// Returns whether this process holds the lock of a key.
+    /// Returns whether a guard of this process holds the lock of a key, as far as it knows.
+    pub(super) fn has_holder(&self, key: &Key) -> bool {
+        self.by_key.shard_of(key).get(key).is_some_and(|entry| entry.queue.local().is_some())
+    }
+
+    /// Returns whether this process is known to hold the lock of a key.
     pub(super) fn is_held(&self, key: &Key) -> bool {
         self.by_key.shard_of(key).get(key).is_some_and(|entry| entry.queue.held_until().is_some())
     }
@@ -403,12 +418,15 @@ mod tests {
         let wait_queues = WaitQueues::new();
         let key = Key::new("k").expect("valid");
         let until = Ticker::new(LocalClock::Tokio, tokio::runtime::Handle::current()).now();
-        let holder = Arc::downgrade(&(Arc::new(NoHolder) as Arc<dyn LocalHolder>));
-        wait_queues.hold(&key, until, holder);
+        let [first, second]: [Arc<dyn LocalHolder>; 2] = [Arc::new(NoHolder), Arc::new(NoHolder)];
+        wait_queues.hold(&key, until, Arc::downgrade(&first));
         assert_eq!(wait_queues.enter(&key).queue.held_until(), Some(until));
-        wait_queues.note_released(&key);
+        wait_queues.hold(&key, until, Arc::downgrade(&second));
+        wait_queues.note_released(&key, &*first);
+        assert!(wait_queues.is_held(&key), "by the second");
+        wait_queues.note_released(&key, &*second);
         assert_eq!(wait_queues.len(), 0);
-        wait_queues.note_released(&key);
+        wait_queues.note_released(&key, &*second);
         wait_queues.wake_head(&key);
     }
 

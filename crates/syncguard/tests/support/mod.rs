@@ -67,6 +67,7 @@ pub(crate) struct Faulty {
     has_wake_ups: bool,
     /// Never notifies.
     silence: Option<Notifier>,
+    lookups_take: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -86,7 +87,13 @@ impl Faulty {
             state: Arc::default(),
             has_wake_ups: true,
             silence: None,
+            lookups_take: Duration::ZERO,
         }
+    }
+
+    /// Makes every lookup take this long.
+    pub(crate) fn with_slow_lookups(self, lookups_take: Duration) -> Self {
+        Self { lookups_take, ..self }
     }
 
     /// Creates a backend that promises notifications and sends none, as beside clients that send
@@ -190,6 +197,7 @@ impl LockBackend for Faulty {
     }
 
     async fn lookup_key(&self, key: &Key) -> Result<Option<StoredLock>> {
+        tokio::time::sleep(self.lookups_take).await;
         self.inner.lookup_key(key).await
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use syncguard::diagnostics::{self, LockInfoRaw};
 use syncguard::primitives::{MAX_KEYS, MAX_PERMITS, Observation, Permit, Role};
-use syncguard::testing::{FaultLayer, Faulty, paused_locker};
+use syncguard::testing::{FaultLayer, Faulty, LocalClock, paused_locker};
 use syncguard::{
     CancellationToken, ErrorCode, LockBackend, LockOptions, Locker, LostReason, MemoryBackend,
     ReleaseOutcome,
@@ -332,7 +332,7 @@ async fn the_larger_number_of_permits_counts() {
     assert_eq!((small.permits(), large.permits()), (3, 3));
     // Another process sees that a slot beyond its own is held.
     let other = Locker::builder(locker.backend().clone())
-        .clock(syncguard::testing::LocalClock::Tokio)
+        .clock(LocalClock::Tokio)
         .options(options)
         .build()
         .expect("inside a runtime");
@@ -363,4 +363,112 @@ async fn a_semaphore_of_a_thousand_uses_every_slot() {
     freed.release().await.expect("works");
     let again = semaphore.acquire().await.expect("one is free");
     assert_eq!(again.slot(), freed.slot());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_without_time_makes_no_attempt() {
+    let (locker, faults) = paused(LockOptions::default());
+    // Whatever reaches the store fails with another code.
+    faults.fail_always(ErrorCode::ServiceUnavailable);
+    let error = locker.lock_all(["a", "b"]).timeout(Duration::ZERO).await.expect_err("no time");
+    assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+    assert_eq!(error.message(), "the 2 locks were not acquired within 0 ms");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_timeout_of_a_set_limits_everything_that_it_does() {
+    let timeout = Duration::from_secs(1);
+    // Each lock expires before its grant is known, so that a set is never complete.
+    let (locker, faults) = paused(LockOptions::default().ttl(Duration::from_millis(20)));
+    faults.delay(Duration::from_millis(30));
+    let started = tokio::time::Instant::now();
+    let error = locker.lock_all(["a", "b"]).timeout(timeout).await.expect_err("never complete");
+    assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+    assert!(started.elapsed() <= timeout * 2, "{:?}", started.elapsed());
+    // The store stops answering while a set gives back what it cannot keep.
+    for is_canceled in [false, true] {
+        let (locker, faults) = paused(LockOptions::default());
+        let held = locker.lock("a").ttl(Duration::from_mins(10)).await.expect("free");
+        let token = CancellationToken::new();
+        faults.delay(Duration::from_millis(10));
+        let stall = async {
+            // While both locks are asked for, of which one is held.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            faults.delay(Duration::from_mins(1));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            if is_canceled {
+                token.cancel();
+            }
+            std::future::pending::<()>().await;
+        };
+        let other = Locker::builder(locker.backend().clone()).clock(LocalClock::Tokio);
+        let other = other.build().expect("inside a runtime");
+        let request = other.lock_all(["a", "b"]).timeout(timeout).cancel(token.clone());
+        let started = tokio::time::Instant::now();
+        let error = tokio::select! {
+            outcome = request => outcome.expect_err("the store stalls"),
+            () = stall => unreachable!("it never ends"),
+        };
+        let code = if is_canceled { ErrorCode::Aborted } else { ErrorCode::AcquisitionTimeout };
+        assert_eq!(error.code(), code);
+        assert!(started.elapsed() <= timeout * 2, "{:?}", started.elapsed());
+        drop(held);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn permits_that_are_not_used_are_not_held_at_least_that_long() {
+    let minute = Duration::from_mins(1);
+    let (locker, _faults) = paused(LockOptions::default().hold_at_least(minute));
+    let semaphore = locker.semaphore("gpu", 3).expect("valid");
+    assert_invalid(semaphore.acquire_many(2).await);
+    assert_invalid(semaphore.try_acquire_many(2).await);
+    assert_eq!(semaphore.available().await.expect("works"), 3);
+    drop(semaphore.acquire_many(1).await.expect("as one permit"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_margin_is_for_permits_and_not_for_their_gate() {
+    let options = LockOptions::default().ttl(Duration::from_secs(30));
+    let (locker, _faults) = paused(options.stop_margin(Duration::from_secs(25)));
+    let semaphore = locker.semaphore("gpu", 2).expect("valid");
+    let held = semaphore.acquire().await.expect("free");
+    let error = semaphore.acquire_many(2).await.expect_err("one is held");
+    assert_eq!(error.code(), ErrorCode::AcquisitionTimeout, "{error}");
+    drop(held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_permits_are_acquired_through_errors_if_asked_to() {
+    let (locker, faults) = paused(LockOptions::default().retry_on_error(true));
+    let semaphore = locker.semaphore("gpu", 2).expect("valid");
+    faults.fail_next(ErrorCode::ServiceUnavailable);
+    let permits = semaphore.acquire_many(2).await.expect("the store recovers");
+    assert_eq!(permits.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_resigns_hands_over_at_once_whatever_the_least_hold() {
+    let (locker, _faults) = paused(LockOptions::default().hold_at_least(Duration::from_mins(1)));
+    let election = locker.election("x").expect("valid");
+    let leadership = election.campaign().await.expect("free");
+    leadership.resign().await.expect("works");
+    assert!(!locker.is_locked(election.key()).await.expect("works"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_earlier_term_that_ends_late_does_not_end_the_present_one() {
+    let (locker, _faults) = paused(LockOptions::default());
+    let election = locker.election("x").expect("valid");
+    let earlier = election.campaign().await.expect("free");
+    let lock = locker.backend().lookup_key(election.key()).await.expect("works").expect("held");
+    let broken = diagnostics::break_lock(locker.backend(), &LockInfoRaw::from(lock)).await;
+    assert!(broken.expect("works"));
+    earlier.lost().await;
+    let present = election.campaign().await.expect("free");
+    earlier.resign().await.expect("works");
+    assert_eq!(election.role(), Role::Leading);
+    drop(earlier);
+    assert_eq!(election.role(), Role::Leading);
+    drop(present);
 }

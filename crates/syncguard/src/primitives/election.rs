@@ -33,6 +33,8 @@ impl<B: LockBackend> Locker<B> {
     {
         let key = leader_key(&self.key(name)?)?;
         let mut options = self.options().clone().renew().wait_forever().retry_on_error(false);
+        // A leader that resigns hands over at once.
+        options.hold_at_least = Duration::ZERO;
         // The next leader is needed at once, whichever it is.
         options.is_ordered = false;
         let locker = self.unscoped().with_options(options)?;
@@ -383,8 +385,11 @@ impl<B: LockBackend> Leadership<B> {
     fn note_end(&self) {
         let now = self.election.locker.now();
         let mut latest = self.election.latest();
-        latest.resigned_at = Some(now);
-        latest.leadership = None;
+        // A later term of the same candidate goes on.
+        let is_it = |latest: &mut LockHandle<B>| latest.lock_id() == self.guard.lock_id();
+        if latest.leadership.take_if(is_it).is_some() {
+            latest.resigned_at = Some(now);
+        }
     }
 }
 
@@ -399,10 +404,7 @@ impl<B: LockBackend<Fencing = Fenced>> Leadership<B> {
 
 impl<B: LockBackend> Drop for Leadership<B> {
     fn drop(&mut self) {
-        // A later leadership of the same candidate may have begun only after this one has ended.
-        if self.guard.ended().is_none() {
-            self.note_end();
-        }
+        self.note_end();
     }
 }
 

@@ -1,8 +1,12 @@
 //! Locks that are held while others are waited for.
 
+use std::time::Duration;
+
+use crate::common::error::{Error, Result};
 use crate::common::join::{first_of, join_all};
 use crate::contract::LockBackend;
 use crate::contract::outcome::ExtendOutcome;
+use crate::lock::clock::LocalInstant;
 use crate::lock::guard::LockGuard;
 use crate::lock::locker::Locker;
 
@@ -36,4 +40,33 @@ pub(super) async fn extend<B: LockBackend>(locker: &Locker<B>, held: &[LockGuard
 /// Releases locks that are not needed, within the time that their options allow.
 pub(super) async fn give_back<B: LockBackend>(guards: Vec<LockGuard<B>>) {
     join_all(guards.iter().map(LockGuard::finish)).await;
+}
+
+/// Limits a call that takes several locks, with everything that it does between its waits. Returns
+/// `None` when its time is over. What it holds then is released in the background.
+pub(super) async fn bounded<B: LockBackend, T>(
+    locker: &Locker<B>,
+    deadline: Option<LocalInstant>,
+    call: impl Future<Output = Result<T>>,
+) -> Result<Option<T>> {
+    /// The waits of the call end in time by themselves, and then ask who holds the lock.
+    const GRACE: Duration = Duration::from_millis(300);
+    let late = async {
+        match deadline {
+            Some(deadline) => {
+                locker.sleep(deadline.since(locker.now())).await;
+                locker.sleep(GRACE).await;
+            }
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        outcome = call => outcome.map(Some),
+        () = late => Ok(None),
+        () = locker.stopped() => {
+            locker.check_usable()?;
+            Err(Error::canceled("the wait for the locks was canceled"))
+        }
+    }
 }

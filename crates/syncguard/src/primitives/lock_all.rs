@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::holding::{extend, give_back, keep};
+use super::holding::{bounded, extend, give_back, keep};
 use super::multi_guard::MultiGuard;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::join::join_all;
@@ -190,11 +190,14 @@ impl<B: LockBackend> LockAllRequest<B> {
         let started = locker.now();
         let deadline = locker.options().timeout.map(|timeout| started + timeout);
         let taking = Taking { locker: &locker, keys: &keys, started, deadline };
-        loop {
-            if let Some(guards) = taking.all().await? {
-                return Ok(MultiGuard::new(guards));
+        let taken = async {
+            loop {
+                if let Some(guards) = taking.all().await? {
+                    return Ok(MultiGuard::new(guards));
+                }
             }
-        }
+        };
+        bounded(&locker, deadline, taken).await?.ok_or_else(|| taking.timed_out())
     }
 }
 
@@ -260,6 +263,9 @@ impl<B: LockBackend> Taking<'_, B> {
     /// Asks for the locks that are not held yet, at the same time. Keeps those up to the first that
     /// is not free, and gives the others back.
     async fn take_free(&self, held: &mut Vec<LockGuard<B>>) -> Result<()> {
+        if self.left() == Some(Duration::ZERO) {
+            return Err(self.timed_out());
+        }
         let rest = &self.keys[held.len()..];
         // Beyond a key that another task of this process holds or waits for, everything would have
         // to be given back. That task also goes first.
@@ -296,16 +302,19 @@ impl<B: LockBackend> Taking<'_, B> {
         self.deadline.map(|deadline| deadline.since(self.locker.now()))
     }
 
+    fn timed_out(&self) -> Error {
+        let elapsed_ms = self.locker.now().since(self.started).as_millis();
+        let count = self.keys.len();
+        let message = format!("the {count} locks were not acquired within {elapsed_ms} ms");
+        Error::new(ErrorCode::AcquisitionTimeout, message)
+    }
+
     /// Replaces the timeout of one wait by that of the whole call.
     fn judge(&self, error: Error) -> Error {
         if error.code() != ErrorCode::AcquisitionTimeout {
             return error;
         }
-        let elapsed_ms = self.locker.now().since(self.started).as_millis();
-        let count = self.keys.len();
-        let message = format!("the {count} locks were not acquired within {elapsed_ms} ms");
-        let mut timed_out =
-            Error::new(ErrorCode::AcquisitionTimeout, message).with_holder(error.holder().cloned());
+        let mut timed_out = self.timed_out().with_holder(error.holder().cloned());
         if let Some(key) = error.key() {
             timed_out = timed_out.with_key(key);
         }

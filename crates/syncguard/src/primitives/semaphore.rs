@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::holding::{extend, give_back, keep};
+use super::holding::{bounded, extend, give_back, keep};
 use super::names::{gate_key, slot_key, slot_of};
 use super::permit::Permit;
 use crate::common::backoff::random_fraction;
-use crate::common::error::{Error, Result};
+use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::join::join_all;
 use crate::common::key::Key;
 use crate::common::sync::Mutex;
@@ -151,7 +151,11 @@ impl<B: LockBackend> Semaphore<B> {
             }
             let before = self.permits();
             if !self.slots.has_looked.swap(true, Ordering::SeqCst) {
-                self.look_for_more().await;
+                tokio::select! {
+                    biased;
+                    guard = &mut request => return Ok(self.permit(guard?)),
+                    () = self.look_for_more() => {}
+                }
             }
             if self.permits() > before {
                 request = self.request();
@@ -192,26 +196,37 @@ impl<B: LockBackend> Semaphore<B> {
         if count == 1 {
             return Ok(vec![self.acquire().await?]);
         }
+        let options = self.locker.options();
         let started = self.locker.now();
-        if let Some(permits) = self.try_acquire_many(count).await? {
-            return Ok(permits);
-        }
-        let left = || {
-            let timeout = self.locker.options().timeout?;
-            Some(timeout.saturating_sub(self.locker.now().since(started)))
-        };
-        loop {
-            let gate = self.locker.lock(&self.gate).renew().timeout(left()).await?;
-            let collected = tokio::select! {
-                biased;
-                _reason = gate.lost() => None,
-                collected = self.collect(count, left) => collected?,
-            };
-            gate.finish().await;
-            if let Some(guards) = collected {
-                return Ok(guards.into_iter().map(|guard| self.permit(guard)).collect());
+        let deadline = options.timeout.map(|timeout| started + timeout);
+        let left = || deadline.map(|deadline| deadline.since(self.locker.now()));
+        let acquired = async {
+            match self.try_acquire_many(count).await {
+                Ok(Some(permits)) => return Ok(permits),
+                Err(error) if !(options.retry_on_error && error.is_retryable()) => {
+                    return Err(error);
+                }
+                Ok(None) | Err(_) => {}
             }
-        }
+            loop {
+                let gate = self.locker.lock(&self.gate).renew().stop_margin(Duration::ZERO);
+                let gate = gate.timeout(left()).await?;
+                let collected = tokio::select! {
+                    biased;
+                    _reason = gate.lost() => None,
+                    collected = self.collect(count, left) => collected?,
+                };
+                gate.finish().await;
+                if let Some(guards) = collected {
+                    return Ok(guards.into_iter().map(|guard| self.permit(guard)).collect());
+                }
+            }
+        };
+        bounded(&self.locker, deadline, acquired).await?.ok_or_else(|| {
+            let elapsed_ms = self.locker.now().since(started).as_millis();
+            let message = format!("{count} permits were not acquired within {elapsed_ms} ms");
+            Error::new(ErrorCode::AcquisitionTimeout, message)
+        })
     }
 
     /// Takes several permits if so many are free, without waiting. Returns `None` if they are not.
@@ -282,12 +297,18 @@ impl<B: LockBackend> Semaphore<B> {
 
     fn check_count(&self, count: u32) -> Result<()> {
         let permits = self.permits();
-        if (1..=permits).contains(&count) {
-            return Ok(());
+        if !(1..=permits).contains(&count) {
+            return Err(Error::invalid(format!(
+                "cannot acquire {count} permits of a semaphore that has {permits}"
+            )));
         }
-        Err(Error::invalid(format!(
-            "cannot acquire {count} permits of a semaphore that has {permits}"
-        )))
+        if count > 1 && !self.locker.options().hold_at_least.is_zero() {
+            return Err(Error::invalid(
+                "hold_at_least does not work with several permits, which are given back if there \
+                 are too few",
+            ));
+        }
+        Ok(())
     }
 
     /// Returns a request for the lock of any slot, from a random one on.

@@ -8,7 +8,10 @@ use crate::common::error::{Cause, Error, ErrorCode};
 /// Maps an error of the driver.
 pub(super) fn map(error: &tokio_postgres::Error) -> Error {
     let (row, cause) = match error.code() {
-        Some(state) => (by_state(state.code()), format!("SQLSTATE {}", printable(state.code()))),
+        Some(state) => (
+            row_of(state.code(), ends_statement_only(error)),
+            format!("SQLSTATE {}", printable(state.code())),
+        ),
         None if error.is_closed() => (without_state(error), "the connection is closed".to_owned()),
         None => (without_state(error), "the driver failed".to_owned()),
     };
@@ -26,13 +29,19 @@ fn printable(state: &str) -> &str {
     if is_state { state } else { "malformed" }
 }
 
+/// Returns the row of the error table for an error of the server.
+fn row_of(state: &str, ends_statement_only: bool) -> Row {
+    let (code, message, may_have_taken_effect) = by_state(state);
+    (code, message, may_have_taken_effect || !ends_statement_only)
+}
+
 /// Returns the row of the error table for a SQLSTATE.
 fn by_state(state: &str) -> Row {
     use ErrorCode::{
         AuthFailed, Internal, InvalidArgument, NetworkTimeout, RateLimited, ServiceUnavailable,
     };
     // A failed statement rolls back its transaction. Only an error that ends the session may come
-    // after the commit.
+    // after the commit; these codes always do.
     match state {
         "57014" => (NetworkTimeout, "PostgreSQL canceled the statement: it took too long", false),
         "55P03" => (
@@ -246,6 +255,15 @@ pub(super) fn unexpected_response() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// It may come after the commit, and poolers use any code.
+    #[test]
+    fn an_error_that_ends_the_session_may_have_taken_effect() {
+        for state in ["XX000", "53100", "58030", "42P01"] {
+            assert!(!row_of(state, true).2, "{state}");
+            assert!(row_of(state, false).2, "{state}");
+        }
+    }
 
     #[test]
     fn every_row_of_the_table() {

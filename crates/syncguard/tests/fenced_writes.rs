@@ -335,6 +335,14 @@ async fn fenced_redis_writes_check_before_they_write() {
     let run = fenced.run::<_, redis::Value>(&mut raw, &first, &append, &[""; 0], &["d"]).await;
     assert_eq!(run.expect_err("no key").code(), ErrorCode::InvalidArgument);
 
+    // Redis rolls nothing back: what the script wrote before its error stays.
+    let twice = "redis.call('SET', KEYS[1], 'x') return redis.call('LPUSH', KEYS[1], 'y')";
+    let twice = FencedScript::new(twice).expect("valid");
+    let none: [&str; 0] = [];
+    let run = fenced.run::<_, redis::Value>(&mut raw, &first, &twice, &["half"], &none).await;
+    assert!(run.expect_err("another type").may_have_taken_effect());
+    assert_eq!(raw.get::<_, String>("half").await.expect("works"), "x");
+
     // A fence of another lock cannot be compared.
     let error = fenced.set(&mut raw, &lock("b", 99), "text", "y").await.expect_err("another lock");
     assert_eq!(error.code(), ErrorCode::InvalidArgument, "{error}");

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::{AsyncCommands, Client};
-use servers::{a_dead_path_costs_no_renewed_lock, eventually, key, resets, shown, woken};
+use servers::{a_dead_path_costs_no_renewed_lock, cycle, eventually, key, resets, shown, woken};
 use syncguard::backend::{AcquireOutcome, AcquireRequest, ReleaseRequest};
 use syncguard::redis::RedisConfig;
 use syncguard::{
@@ -298,6 +298,10 @@ async fn refusals_of_the_server_have_the_codes_of_the_table() {
     assert_eq!(error.code(), ErrorCode::RateLimited, "{error:?}");
 }
 
+/// The documented rights of a user, except for the channels.
+const RIGHTS: &str = "resetchannels -@all +evalsha +eval +get +mget +set +del +incr +decr +persist \
+                      +time +publish +subscribe +unsubscribe +pubsub|numsub +ping +hello";
+
 /// A user with exactly the documented ACL rules can do everything. Without access to the channels,
 /// waiters poll; without `MGET`, locks do not travel together.
 #[tokio::test(flavor = "multi_thread")]
@@ -305,14 +309,12 @@ async fn the_documented_acl_rules_are_sufficient() {
     let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
     let client = Client::open(server.url()).expect("a URL");
     let mut raw = client.get_multiplexed_async_connection().await.expect("connects");
-    let rights = "on >secret ~syncguard:* resetchannels -@all +evalsha +eval +get +mget +set +del \
-                  +incr +decr +time +publish +subscribe +unsubscribe +pubsub|numsub +ping +hello";
     for (user, more) in
         [("full", "&syncguard:wake:*"), ("mute", ""), ("alone", "&syncguard:wake:* -mget")]
     {
         let mut acl = redis::cmd("ACL");
-        acl.arg("SETUSER").arg(user);
-        for right in rights.split_whitespace().chain(more.split_whitespace()) {
+        acl.arg("SETUSER").arg(user).arg("on").arg(">secret").arg("~syncguard:*");
+        for right in RIGHTS.split_whitespace().chain(more.split_whitespace()) {
             acl.arg(right);
         }
         acl.query_async::<()>(&mut raw).await.expect("works");
@@ -357,4 +359,35 @@ async fn a_renewed_lock_survives_a_path_that_dies() {
     let config = config.response_timeout(Duration::from_secs(30));
     let backend = RedisBackend::connect(config).await.expect("connects");
     Box::pin(a_dead_path_costs_no_renewed_lock(backend, &proxy)).await;
+}
+
+/// Servers and managed services close idle connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_was_closed_while_idle_is_not_used() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let replica = server.start_replica();
+    server.wait_for_a_replica();
+    for url in [server.url(), format!("{}?wait_for_replicas=1", server.url())] {
+        let backend = connect(&url).await;
+        for round in 0..3 {
+            cycle(&backend, "k").await.unwrap_or_else(|error| panic!("round {round}: {error}"));
+            drop(server.cli(&["CLIENT", "KILL", "TYPE", "normal"]));
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+    drop(replica);
+}
+
+/// Fences from the clock leave counters that expire. Without the clock, they must not.
+#[tokio::test(flavor = "multi_thread")]
+async fn counters_of_clock_fences_can_be_used_with_the_documented_acl_rules() {
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let with_clock = connect(&format!("{}?fences=clock", server.url())).await;
+    cycle(&with_clock, "k").await.expect("works");
+    let mut acl = vec!["ACL", "SETUSER", "app", "on", ">secret", "~syncguard:*"];
+    acl.extend(RIGHTS.split_whitespace());
+    drop(server.cli(&acl));
+    let url = format!("redis://app:secret@127.0.0.1:{}/0", server.port());
+    cycle(&connect(&url).await, "k").await.expect("the rights suffice");
+    assert_eq!(server.cli(&["TTL", "syncguard:fence:syncguard:k"]).trim(), "-1");
 }

@@ -7,6 +7,7 @@ use super::route::GiveUp;
 use super::scripts::{BatchedScript, Call, SCRIPTS};
 use super::shard::Shard;
 use crate::common::error::Result;
+use crate::common::join::join_all;
 use crate::contract::batch::{Batched, Batcher, Joined};
 
 /// The most operations of one batch. The server does nothing else while it runs one.
@@ -85,13 +86,12 @@ impl Shard {
             Ok(None) => calls.iter().map(|_| Value::Nil).collect(),
             Err(error) => return calls.iter().map(|_| Err(error.clone())).collect(),
         };
-        let mut outcomes = Vec::with_capacity(calls.len());
-        for (answer, call) in answers.into_iter().zip(&calls) {
-            outcomes.push(match answer {
-                Value::Nil => route.drive(call, GiveUp::IfApart).await,
+        let outcomes = answers.into_iter().zip(&calls).map(|(answer, call)| async move {
+            match answer {
+                Value::Nil => Box::pin(route.drive(call, GiveUp::IfApart)).await,
                 answer => Ok(Some(answer)),
-            });
-        }
-        outcomes
+            }
+        });
+        join_all(outcomes).await
     }
 }

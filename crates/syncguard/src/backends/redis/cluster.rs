@@ -48,7 +48,7 @@ async fn ask_node(
     node: &ConnectionInfo,
     slot: Option<u16>,
 ) -> RedisResult<NodeAnswer<SlotMap>> {
-    let mut asked = resolver.open(node, resolver.connection_config()).await?;
+    let mut asked = resolver.open(node, resolver.connection_config()).await?.connection;
     let slots: Vec<Slots> = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut asked).await?;
     let info = redis::cmd("CLUSTER").arg("INFO").query_async::<String>(&mut asked).await;
     let info = match info {

@@ -9,6 +9,7 @@ use redis::{Cmd, RedisError, RedisFuture, RedisResult, Value};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
+use super::dial::Dialed;
 use super::error;
 use super::scripts::{Call, is_unknown};
 use super::topology::Resolver;
@@ -81,11 +82,11 @@ struct MultiplexedState {
 
 enum ConnectionState {
     Connected {
-        connection: MultiplexedConnection,
+        dialed: Dialed,
         since: Instant,
     },
     /// A task is connecting; all callers wait for it.
-    Connecting(watch::Receiver<Option<RedisResult<MultiplexedConnection>>>),
+    Connecting(watch::Receiver<Option<RedisResult<Dialed>>>),
     Disconnected,
 }
 
@@ -173,9 +174,14 @@ impl Multiplexed {
     pub(super) async fn link(&self) -> RedisResult<(u64, MultiplexedConnection)> {
         let (generation, mut connecting) = {
             let mut state = self.shared.state();
+            if matches!(&state.link, ConnectionState::Connected { dialed, .. } if dialed.is_closed())
+            {
+                // Nothing was sent on it.
+                state.disconnect();
+            }
             let connecting = match &state.link {
-                ConnectionState::Connected { connection, .. } => {
-                    return Ok((state.generation, connection.clone()));
+                ConnectionState::Connected { dialed, .. } => {
+                    return Ok((state.generation, dialed.connection.clone()));
                 }
                 ConnectionState::Connecting(connecting) => connecting.clone(),
                 ConnectionState::Disconnected => {
@@ -198,16 +204,22 @@ impl Multiplexed {
             self.replace(generation);
             Err(io::Error::from(io::ErrorKind::ConnectionAborted).into())
         });
-        connected.map(|connection| (generation, connection))
+        connected.map(|dialed| (generation, dialed.connection))
     }
 
     /// Drops a connection, unless another call has already done so.
     pub(super) fn replace(&self, generation: u64) {
         let mut state = self.shared.state();
         if state.generation == generation {
-            state.generation += 1;
-            state.link = ConnectionState::Disconnected;
+            state.disconnect();
         }
+    }
+}
+
+impl MultiplexedState {
+    fn disconnect(&mut self) {
+        self.generation += 1;
+        self.link = ConnectionState::Disconnected;
     }
 }
 
@@ -219,19 +231,16 @@ impl MultiplexedInner {
     async fn connect(
         self: Arc<Self>,
         delay: Duration,
-        done: watch::Sender<Option<RedisResult<MultiplexedConnection>>>,
+        done: watch::Sender<Option<RedisResult<Dialed>>>,
     ) {
         tokio::time::sleep(delay).await;
         let connected = self.resolver.connect(self.resolver.connection_config()).await;
         {
             let mut state = self.state();
             (state.failures, state.link) = match &connected {
-                Ok(connection) => (
+                Ok(dialed) => (
                     0,
-                    ConnectionState::Connected {
-                        connection: connection.clone(),
-                        since: Instant::now(),
-                    },
+                    ConnectionState::Connected { dialed: dialed.clone(), since: Instant::now() },
                 ),
                 Err(_) => (state.failures.saturating_add(1), ConnectionState::Disconnected),
             };

@@ -16,11 +16,27 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsConnector;
 
 use crate::common::crypto;
 use crate::common::error::{Error, Result};
+
+/// A connection, and the task that does its I/O.
+#[derive(Clone)]
+pub(super) struct Dialed {
+    pub(super) connection: MultiplexedConnection,
+    /// `None` if the driver has started the task by itself.
+    driver: Option<AbortHandle>,
+}
+
+impl Dialed {
+    /// Returns whether the stream has ended, as far as it is known without sending anything. A
+    /// server may close a connection that is idle.
+    pub(super) fn is_closed(&self) -> bool {
+        self.driver.as_ref().is_some_and(AbortHandle::is_finished)
+    }
+}
 
 /// Opens connections.
 pub(super) struct Dialer {
@@ -43,18 +59,19 @@ impl Dialer {
         &self,
         server: &ConnectionInfo,
         config: AsyncConnectionConfig,
-    ) -> RedisResult<MultiplexedConnection> {
+    ) -> RedisResult<Dialed> {
         if has_own_tls(server) {
             let client = Client::open(server.clone())?;
-            return client.get_multiplexed_async_connection_with_config(&config).await;
+            let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+            return Ok(Dialed { connection, driver: None });
         }
         let stream = self.stream(server.addr()).await?;
         let (connection, driver) =
             MultiplexedConnection::new_with_config(server.redis_settings(), stream, config).await?;
         // The task ends with the last clone of the connection, even if answers are outstanding, or
         // with the stream.
-        tokio::spawn(driver);
-        Ok(connection)
+        let driver = Some(tokio::spawn(driver).abort_handle());
+        Ok(Dialed { connection, driver })
     }
 
     /// Opens the stream for a connection.

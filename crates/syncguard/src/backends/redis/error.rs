@@ -131,7 +131,8 @@ fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
                 ServiceUnavailable,
                 "the TLS handshake with Redis failed: its certificate is not trusted or not for \
                  this host; check tls_ca",
-                false,
+                // An alert may also come later, on a connection that was in use.
+                true,
             ),
             _ if error.is_timeout() => (NetworkTimeout, "Redis did not answer in time", true),
             ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
@@ -212,6 +213,10 @@ mod tests {
         }
     }
 
+    fn tls_alert() -> RedisError {
+        io::Error::other(rustls::Error::General("alert".to_owned())).into()
+    }
+
     #[test]
     fn every_driver_error_maps_to_its_error_code() {
         let io = |kind| RedisError::from(io::Error::from(kind));
@@ -220,6 +225,8 @@ mod tests {
             (io(io::ErrorKind::ConnectionReset), ErrorCode::ServiceUnavailable, true),
             (io(io::ErrorKind::BrokenPipe), ErrorCode::ServiceUnavailable, true),
             (io(io::ErrorKind::TimedOut), ErrorCode::NetworkTimeout, true),
+            // Also on a connection that was established.
+            (tls_alert(), ErrorCode::ServiceUnavailable, true),
             ((ErrorKind::AuthenticationFailed, "x").into(), ErrorCode::AuthFailed, false),
             ((ErrorKind::InvalidClientConfig, "x").into(), ErrorCode::InvalidArgument, false),
             ((ErrorKind::Parse, "x").into(), ErrorCode::Internal, true),
@@ -249,5 +256,6 @@ mod tests {
         }
         let lost = RedisError::from(io::Error::from(io::ErrorKind::ConnectionReset));
         assert!(!refused(&lost).may_have_taken_effect());
+        assert!(!refused(&tls_alert()).may_have_taken_effect());
     }
 }

@@ -192,7 +192,11 @@ impl FencedKeys {
             answer = call("EVAL", &script.text).query_async::<Value>(connection).await;
         }
         answer
-            .map_err(|cause| error::map(&cause))
+            .map_err(|cause| match cause.code() {
+                // One of the script's commands failed, and Redis keeps what others wrote before.
+                Some("WRONGTYPE" | "NOPERM") => error::map(&cause).after_effect(),
+                _ => error::map(&cause),
+            })
             .and_then(|answer| {
                 T::from_redis_value(answer).map_err(|_cause| error::unexpected_response())
             })

@@ -6,6 +6,11 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::storage_key::KeySpace;
 
+/// The ends of the names next to an index entry: of the note of a break, and of the largest fence of
+/// a resource.
+const BROKEN: &str = ":broken";
+const SEEN: &str = ":seen";
+
 /// The names of the records with one prefix.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
@@ -41,18 +46,25 @@ impl Names {
             )
             .with_key(key));
         }
+        if names_an_internal_record(key) {
+            return Err(Error::invalid(
+                "keys of the form \"id:<22 characters>:seen\" and \"…:broken\" are reserved for \
+                 internal records; use another key",
+            )
+            .with_key(key));
+        }
         self.space.lock_key(key)
     }
 
     /// Returns where the note of a break is stored, next to the index entry of the lock id.
     pub(super) fn break_marker(&self, lock_id: &LockId) -> Result<String> {
-        Ok(format!("{}:broken", self.space.index_key(lock_id)?))
+        Ok(format!("{}{BROKEN}", self.space.index_key(lock_id)?))
     }
 
     /// Returns where the largest fence of a resource is stored, next to the index entries.
     pub(super) fn resource(&self, resource: &Key) -> Result<String> {
         let hash = LockId::parse(&KeySpace::hashed(resource.as_str()))?;
-        Ok(format!("{}:seen", self.space.index_key(&hash)?))
+        Ok(format!("{}{SEEN}", self.space.index_key(&hash)?))
     }
 
     /// Returns a pattern that matches the names of all records, for `SCAN`.
@@ -72,6 +84,13 @@ impl Names {
             prefix => Ok(format!("{}:{}*", escaped(prefix), escaped(&self.reserved))),
         }
     }
+}
+
+/// Whether a user key would name a record next to an index entry.
+fn names_an_internal_record(key: &Key) -> bool {
+    let id = key.as_str().strip_prefix("id:");
+    let id = id.and_then(|id| id.strip_suffix(BROKEN).or_else(|| id.strip_suffix(SEEN)));
+    id.is_some_and(|id| LockId::parse(id).is_ok())
 }
 
 /// Returns a pattern that matches the names of all records of all shards, for `SCAN`.
@@ -96,4 +115,31 @@ fn escaped(text: &str) -> String {
         pattern.push(letter);
     }
     pattern
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::error::ErrorCode;
+
+    #[test]
+    fn no_user_key_names_an_internal_record() {
+        let names = Names::with_prefix("shop").expect("valid");
+        let id = LockId::parse("AAECAwQFBgcICQoLDA0ODw").expect("valid");
+        let resource = names.resource(&Key::new("invoices").expect("valid")).expect("fits");
+        let internal = [
+            names.space.fence_key("shop:k").expect("fits"),
+            names.break_marker(&id).expect("fits"),
+            resource,
+        ];
+        for name in internal {
+            let key = Key::new(name.strip_prefix("shop:").expect("prefixed")).expect("valid");
+            let error = names.lock_key(&key).expect_err("reserved");
+            assert_eq!(error.code(), ErrorCode::InvalidArgument);
+        }
+        for key in ["id:AAECAwQFBgcICQoLDA0ODw", "id:x:seen", "id:AAECAwQFBgcICQoLDA0ODw:other"] {
+            let key = Key::new(key).expect("valid");
+            assert_eq!(names.lock_key(&key).expect("ordinary"), format!("shop:{}", key.as_str()));
+        }
+    }
 }

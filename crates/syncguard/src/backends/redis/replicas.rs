@@ -8,6 +8,7 @@ use redis::{FromRedisValue, RedisResult, Value};
 use tokio::sync::Semaphore;
 
 use super::connection::SharedConnection;
+use super::dial::Dialed;
 use super::error;
 use super::nodes::Nodes;
 use super::scripts::Call;
@@ -23,7 +24,7 @@ pub(super) struct Replicas {
     wanted: u32,
     timeout: Duration,
     places: Semaphore,
-    idle: Mutex<Vec<SharedConnection>>,
+    idle: Mutex<Vec<Dialed>>,
 }
 
 /// Where replicas confirm the locks of a shard.
@@ -92,25 +93,26 @@ impl Replicas {
         let Ok(Ok(_place)) = place else {
             return Err(error::timeout().without_effect());
         };
-        let idle = self.idle().pop();
-        let connection = match idle {
-            Some(connection) => connection,
+        let idle = self.idle_connection();
+        let dialed = match idle {
+            Some(dialed) => dialed,
             None => self.connect().await.map_err(|cause| error::refused(&cause))?,
         };
+        let connection = SharedConnection::new(dialed.connection.clone());
         let answer = connection.run(call).await.map_err(|cause| {
             // The others lead to the same server, which may be gone or no longer in charge.
             self.idle().clear();
             error::map(&cause)
         })?;
         if !wrote(&answer) {
-            self.idle().push(connection);
+            self.idle().push(dialed);
             return Ok(Confirmed { answer, confirmation: Ok(()) });
         }
         let mut wait = redis::cmd("WAIT");
         wait.arg(self.wanted).arg(u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX));
         let confirmation = match connection.send(wait).await.and_then(Value::extract_error) {
             Ok(count) => {
-                self.idle().push(connection);
+                self.idle().push(dialed);
                 match u32::from_redis_value(count) {
                     Ok(count) if count >= self.wanted => Ok(()),
                     _ => Err(self.refusal()),
@@ -128,13 +130,20 @@ impl Replicas {
         )
     }
 
-    async fn connect(&self) -> RedisResult<SharedConnection> {
+    async fn connect(&self) -> RedisResult<Dialed> {
         let node_timeout = self.resolver.response_timeout() + self.timeout;
         let config = self.resolver.connection_config().set_response_timeout(Some(node_timeout));
-        self.resolver.connect(config).await.map(SharedConnection::new)
+        self.resolver.connect(config).await
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<SharedConnection>> {
+    /// Takes an idle connection that the server has not closed.
+    fn idle_connection(&self) -> Option<Dialed> {
+        let mut idle = self.idle();
+        idle.retain(|dialed| !dialed.is_closed());
+        idle.pop()
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Dialed>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

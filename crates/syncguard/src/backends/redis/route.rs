@@ -173,7 +173,11 @@ impl Route {
             };
             let mut cause = match answer {
                 Ok(answer) => return Ok(Some(answer)),
-                Err(cause) if give_up == GiveUp::IfRefused && cause.code().is_some() => {
+                Err(cause)
+                    if give_up == GiveUp::IfRefused
+                        && cause.code().is_some()
+                        && !error::map(&cause).may_have_taken_effect() =>
+                {
                     return Ok(None);
                 }
                 Err(cause) => cause,

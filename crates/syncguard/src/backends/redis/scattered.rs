@@ -142,8 +142,10 @@ impl Shard {
         let route = &self.shared.route;
         let entry = self.lock_key_of(index_key).await?;
         let index = |expiry_ms| SCRIPTS.index.call(&[index_key], &[Text(""), Number(expiry_ms)]);
-        if request.is_undo() {
-            // Before the lock is free, so that no late copy of the acquire takes it in between.
+        // An entry refuses a late copy of the acquire, as the marker does, and leads to the lock if
+        // this undo has to be repeated. Without one, the marker comes before the lock is free.
+        let has_entry = entry.is_some();
+        if request.is_undo() && !has_entry {
             route.run(&index(MARK_MS)).await?;
         }
         let arguments = [
@@ -157,6 +159,9 @@ impl Shard {
         let mut answer = route.run(&script.call(&[hinted], &arguments)).await?;
         if let (Value::Int(0), Some(entry)) = (&answer, entry.filter(|entry| entry != hinted)) {
             answer = route.run(&script.call(&[&entry], &arguments)).await?;
+        }
+        if request.is_undo() && has_entry {
+            route.run(&index(MARK_MS)).await.map_err(Error::after_effect)?;
         }
         if !request.is_undo() && answer == Value::Int(1) {
             // If this fails, the stale entry expires by itself.

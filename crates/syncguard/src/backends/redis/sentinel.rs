@@ -47,7 +47,7 @@ impl Sentinel {
         resolver: &Resolver,
         node: &ConnectionInfo,
     ) -> RedisResult<NodeAnswer<ConnectionInfo>> {
-        let mut asked = resolver.open(node, resolver.connection_config()).await?;
+        let mut asked = resolver.open(node, resolver.connection_config()).await?.connection;
         let mut question = redis::cmd("SENTINEL");
         let services: Vec<HashMap<String, String>> =
             question.arg("MASTERS").query_async(&mut asked).await?;

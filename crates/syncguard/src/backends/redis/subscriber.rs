@@ -87,7 +87,7 @@ impl PushConnection {
                 Ok::<(), redis::aio::SendError>(())
             }
         });
-        let connection = resolver.connect(config).await?;
+        let connection = resolver.connect(config).await?.connection;
         let tracking = track(connection.clone(), Arc::clone(&topics), received);
         Ok(Arc::new(Self {
             connection,

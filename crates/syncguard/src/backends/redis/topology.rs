@@ -14,7 +14,7 @@ use redis::{
 };
 
 use super::cluster::{self, SlotMap};
-use super::dial::{self, Dialer};
+use super::dial::{self, Dialed, Dialer};
 use super::layout::slot_of;
 use super::sentinel::{self, Sentinel};
 use super::survey;
@@ -148,14 +148,14 @@ impl Resolver {
     pub(super) async fn connect(
         self: &Arc<Self>,
         config: AsyncConnectionConfig,
-    ) -> RedisResult<MultiplexedConnection> {
+    ) -> RedisResult<Dialed> {
         self.in_time(async {
             match &self.topology {
                 Topology::Single(server) => self.open(server, config).await,
                 Topology::Sentinel(service) => {
                     let primary = service.find(self).await?;
                     let mut connection = self.open(&primary, config).await?;
-                    sentinel::refuse_a_replica(&mut connection).await?;
+                    sentinel::refuse_a_replica(&mut connection.connection).await?;
                     Ok(connection)
                 }
                 Topology::Cluster(nodes) => {
@@ -185,7 +185,9 @@ impl Resolver {
             return Err((ErrorKind::Parse, "not the address of a node").into());
         };
         let host = host.trim_start_matches('[').trim_end_matches(']');
-        self.in_time(self.open(&at(like, host, port), self.connection_config())).await
+        let node = at(like, host, port);
+        let dialed = self.in_time(self.open(&node, self.connection_config())).await?;
+        Ok(dialed.connection)
     }
 
     /// Connects to the given server.
@@ -193,7 +195,7 @@ impl Resolver {
         &self,
         server: &ConnectionInfo,
         config: AsyncConnectionConfig,
-    ) -> RedisResult<MultiplexedConnection> {
+    ) -> RedisResult<Dialed> {
         self.dialer.open(server, config).await
     }
 

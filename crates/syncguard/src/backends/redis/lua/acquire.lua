@@ -49,5 +49,6 @@ if not redis.call('SET', lock, record, 'PX', stored_ms, raw and 'XX' or 'NX') th
   redis.call('DEL', index)
   redis.call('DECR', counter)
   redis.call('GET', lock)
+  return {FOREIGN}
 end
 return {1, fence, expires_at}

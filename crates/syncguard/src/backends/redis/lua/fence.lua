@@ -21,7 +21,11 @@ local function next_fence(counter, now, largest, per_ms, kept_ms, ttl_ms)
     redis.call('SET', counter, integer(fence), 'PX', integer(math.max(kept_ms, 2 * ttl_ms)))
   elseif fence >= 1e13 then
     -- Only a clock raises a counter this far, and such a counter may still have an expiry.
-    redis.call('PERSIST', counter)
+    local persisted = redis.pcall('PERSIST', counter)
+    if type(persisted) == 'table' then
+      redis.call('DECR', counter)
+      return nil, persisted
+    end
   end
   return fence
 end

@@ -6,8 +6,14 @@ local names, answers, lock = {}, {}, 0
 for at = READ, #KEYS, WIDTH do
   names[#names + 1] = KEYS[at]
 end
--- It reports data of another type as missing.
-local values = redis.call('MGET', unpack(names))
+-- It reports data of another type as missing. Without permission for it, each lock is tried alone.
+local values = redis.pcall('MGET', unpack(names))
+if values.err then
+  for place = 1, #names do
+    answers[place] = false
+  end
+  return answers
+end
 local function go_on()
   while lock < #names do
     local key, argument = WIDTH * lock, SHARED + OWN * lock

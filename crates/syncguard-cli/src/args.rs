@@ -57,7 +57,7 @@ pub(crate) struct Global {
     /// Format of data on standard output and of messages on standard error
     #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
-    /// Print errors only
+    /// Print data and errors only, no other messages
     #[arg(long, short, global = true, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
     /// Increase verbosity (-v info, -vv debug)
@@ -94,7 +94,7 @@ pub(crate) enum Command {
     Owns(OneId),
     /// List the locks that are held
     Ls(Ls),
-    /// Print a line for every lock that is acquired, released, broken or expires
+    /// Print a line whenever a lock is acquired, released, broken or expires
     Watch(Watch),
     /// Take a lock away from its holder
     Break(Break),
@@ -104,7 +104,7 @@ pub(crate) enum Command {
     Url,
     /// Create the store's tables (PostgreSQL) or file (SQLite)
     Setup,
-    /// Refuse a stale fence before a script writes; exit code 1 if a later holder has been there
+    /// Refuse a stale fence before a script writes; exit code 1 if the fence is stale
     #[command(subcommand)]
     Fence(Fence),
     /// Delete the fence counters of locks that are no longer used; needs fences=clock
@@ -233,8 +233,8 @@ pub(crate) struct Run {
     pub(crate) keys: KeysArgs,
     #[command(flatten)]
     pub(crate) waiting: Waiting,
-    /// Hold one of this many slots of the key instead of its lock, so that as many commands run at
-    /// once; `SYNCGUARD_SLOT` is its number, from 0
+    /// Let up to COUNT commands run at once: hold one of COUNT slots of the key instead of its lock;
+    /// `SYNCGUARD_SLOT` is the number of the slot, from 0
     #[arg(long, value_name = "COUNT", value_hint = ValueHint::Other)]
     pub(crate) slots: Option<u32>,
     /// Keep the lock at least this long, even if the command ends sooner
@@ -433,8 +433,8 @@ pub(crate) struct Break {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Fence {
-    /// Remember the fence for a resource in the lock store; exit code 1 if a later holder has been
-    /// there
+    /// Remember the fence for a resource in the lock store; exit code 1 if the fence is
+    /// stale
     Check(FenceCheck),
 }
 

@@ -30,12 +30,12 @@ pub(crate) const CODES: [(&str, &str); 10] = [
     ),
     ("2", "usage error"),
     ("122", "run: the command took longer than --max-hold and was terminated"),
-    ("123", "run: the lock was lost; the command was terminated, or had already ended"),
+    ("123", "run, elect: the lock was lost; the command was terminated, or had already ended"),
     ("124", "the lock was not acquired in time (see --conflict-exit-code)"),
     ("125", "syncguard failed, for example because the store is unreachable"),
-    ("126", "run: the command cannot be executed"),
-    ("127", "run: the command was not found"),
-    ("128+n", "run: signal n terminated the command"),
+    ("126", "run, elect: the command cannot be executed"),
+    ("127", "run, elect: the command was not found"),
+    ("128+n", "run, elect: signal n terminated the command"),
 ];
 
 /// What a failure is about.

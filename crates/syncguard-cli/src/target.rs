@@ -140,7 +140,7 @@ impl Target {
                     FAILED,
                     format!("cannot open SQLite file {}: it does not exist", file.display()),
                 )
-                .hint("`run`, `acquire` and `setup` create it")),
+                .hint("`syncguard setup` creates it")),
             },
             _ => Ok(self.open().await?),
         }

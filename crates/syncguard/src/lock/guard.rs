@@ -231,8 +231,8 @@ macro_rules! lease_methods {
             /// the guard released it, another reason if it was lost.
             ///
             /// With [renewal](crate::LockOptions::renew), a lock that was taken away is noticed at
-            /// the next renewal; without it, when the TTL is over. You can await this in any
-            /// runtime, and outside one.
+            /// once where the store can notify, and otherwise at the next renewal; without it, when
+            /// the TTL is over. You can await this in any runtime, and outside one.
             ///
             /// # Cancel safety
             ///

@@ -233,8 +233,8 @@ pub(crate) struct Run {
     pub(crate) keys: KeysArgs,
     #[command(flatten)]
     pub(crate) waiting: Waiting,
-    /// Let up to COUNT commands run at once: hold one of COUNT slots of the key instead of its lock;
-    /// `SYNCGUARD_SLOT` is the number of the slot, from 0
+    /// Let up to COUNT commands run at once: hold one of COUNT slots of the key instead of its
+    /// lock; `SYNCGUARD_SLOT` is the number of the slot, from 0
     #[arg(long, value_name = "COUNT", value_hint = ValueHint::Other)]
     pub(crate) slots: Option<u32>,
     /// Keep the lock at least this long, even if the command ends sooner

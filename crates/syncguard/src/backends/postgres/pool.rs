@@ -83,8 +83,8 @@ impl ClientHandle {
         match self {
             Self::Owned(client, driver) => {
                 let Some(driver) = exclusive(driver) else { return false };
-                // The next request wakes whoever polled the driver last. That would be the task that
-                // sends it, which is running, and the runtime would wake another thread for it.
+                // The next request wakes whoever polled the driver last. That would be the task
+                // that sends it, which is running, and the runtime would wake another thread.
                 let mut nobody = Context::from_waker(Waker::noop());
                 driver.as_mut().poll(&mut nobody).is_pending() && !client.is_closed()
             }

@@ -174,7 +174,8 @@ impl Multiplexed {
     pub(super) async fn link(&self) -> RedisResult<(u64, MultiplexedConnection)> {
         let (generation, mut connecting) = {
             let mut state = self.shared.state();
-            if matches!(&state.link, ConnectionState::Connected { dialed, .. } if dialed.is_closed())
+            if let ConnectionState::Connected { dialed, .. } = &state.link
+                && dialed.is_closed()
             {
                 // Nothing was sent on it.
                 state.disconnect();

@@ -6,8 +6,8 @@ use crate::common::key::Key;
 use crate::common::lock_id::LockId;
 use crate::common::storage_key::KeySpace;
 
-/// The ends of the names next to an index entry: of the note of a break, and of the largest fence of
-/// a resource.
+/// The ends of the names next to an index entry: of the note of a break, and of the largest fence
+/// of a resource.
 const BROKEN: &str = ":broken";
 const SEEN: &str = ":seen";
 

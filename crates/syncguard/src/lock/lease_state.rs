@@ -219,7 +219,7 @@ impl LeaseState {
         if let Some(reason) = self.expire(now) {
             return Step::Lost(reason);
         }
-        let stop_at = self.stop_at();
+        let (stop_at, believed_until) = (self.stop_at(), self.believed_until());
         let Some(renewal) = self.renewal.as_mut().filter(|renewal| !renewal.is_complete) else {
             return Step::Wait(stop_at);
         };
@@ -231,7 +231,7 @@ impl LeaseState {
         }
         let ttl = match renewal.end {
             // The caller has extended it beyond that.
-            Some(end) if end <= self.confirmed_until => {
+            Some(end) if end <= believed_until => {
                 renewal.is_complete = true;
                 return Step::Wait(stop_at);
             }

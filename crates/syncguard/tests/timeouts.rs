@@ -66,6 +66,13 @@ async fn only_a_lock_of_this_process_is_reported_as_held_in_it() {
     let error = here.lock("k").await.expect_err("held");
     assert_eq!(error.message(), "the lock was not acquired within 600 ms: held in this process");
     assert_eq!(error.holder().and_then(HolderInfo::label), Some("here"));
+    let semaphore = here.semaphore("gpu", 1).expect("valid");
+    let permit = semaphore.acquire().await.expect("free");
+    // The second waits behind the first.
+    let (_first, second) = tokio::join!(semaphore.acquire(), semaphore.acquire());
+    let error = second.expect_err("held");
+    assert_eq!(error.message(), "the lock was not acquired within 600 ms: held in this process");
+    drop(permit);
     held.release().await.expect("works");
     let elsewhere = locker(&backend, LockOptions::default().ttl(ttl_ms(60_000)));
     let held = elsewhere.lock("k").await.expect("free");

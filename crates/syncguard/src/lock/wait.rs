@@ -587,9 +587,13 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         }
     }
 
-    /// Returns whether a guard of this process holds the lock.
+    /// Returns whether guards of this process hold the lock, or all locks of which any will do.
     fn has_local_holder(&self) -> bool {
-        self.call.context.engine.wait_queues.has_holder(self.call.key)
+        let wait_queues = &self.call.context.engine.wait_queues;
+        match self.call.any_of {
+            None => wait_queues.has_holder(self.call.key),
+            Some(keys) => keys.iter().all(|key| wait_queues.has_holder(key)),
+        }
     }
 
     fn cancelled(&self) -> Error {

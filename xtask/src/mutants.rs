@@ -103,7 +103,7 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a request of unknown outcome is forgotten",
         file: "lock/attempt.rs",
-        original: "undo_later(self.call.context, *acquisition, None);",
+        original: "undo_later(self.call.context, self.call.key.clone(), *acquisition, None);",
         mutated: "drop(acquisition);",
         caught_by: "waiting",
     },
@@ -138,8 +138,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a lock acquired after the timeout is returned",
         file: "lock/wait.rs",
-        original: "Ok(_) if self.is_late() =>",
-        mutated: "Ok(_) if false =>",
+        original: "Ok(late) if self.is_late() =>",
+        mutated: "Ok(late) if false =>",
         caught_by: "waiting",
     },
     Mutant {
@@ -593,8 +593,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "race: a release wakes only a waiter that sleeps",
         file: "lock/wait_queue.rs",
-        original: "queue.set_not_held();\n            queue.released.notify_one();",
-        mutated: "queue.set_not_held();\n            queue.released.notify_waiters();",
+        original: "queue.forget(holder);\n            queue.released.notify_one();",
+        mutated: "queue.forget(holder);\n            queue.released.notify_waiters();",
         caught_by: "lib/schedules::scenarios::a_queue_hands_over",
     },
     Mutant {

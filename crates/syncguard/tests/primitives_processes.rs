@@ -170,29 +170,66 @@ impl Fleet {
         assert!(sent.expect("kill runs").success());
     }
 
+    /// Stops a process until its leases have ended, and others have taken over.
+    ///
+    /// A process that was stopped within a transaction keeps the lock of a SQLite file, and nobody
+    /// can write. It is then stopped again a moment later.
+    fn stop_past_its_leases(&self, process: usize) {
+        const PATIENCE: Duration = Duration::from_secs(5);
+        for _ in 0..10 {
+            self.signal(process, "STOP");
+            thread::sleep(TTL + Duration::from_millis(1500));
+            if self.are_granted(20, PATIENCE) {
+                return;
+            }
+            self.signal(process, "CONT");
+            thread::sleep(Duration::from_millis(7));
+        }
+        panic!("no progress while a process is stopped");
+    }
+
     /// Waits until the processes have reported this many grants more.
     fn until_granted(&self, count: usize) {
+        assert!(self.are_granted(count, Duration::from_mins(1)), "no progress");
+    }
+
+    /// Waits for this many grants more, for at most this long.
+    fn are_granted(&self, count: usize, limit: Duration) -> bool {
         let target = self.count() + count;
         let waiting = SystemTime::now();
         while self.count() < target {
-            assert!(waiting.elapsed().expect("no jump") < Duration::from_mins(1), "no progress");
+            if waiting.elapsed().expect("no jump") > limit {
+                return false;
+            }
             thread::sleep(Duration::from_millis(20));
         }
+        true
     }
 
     fn count(&self) -> usize {
         self.held.lock().expect("no panic").len()
     }
 
-    fn end(mut self) -> Vec<Held> {
+    fn kill_all(&mut self) {
         for process in &mut self.processes {
             drop(process.kill());
             drop(process.wait());
         }
-        for reader in self.readers {
+    }
+
+    fn end(mut self) -> Vec<Held> {
+        self.kill_all();
+        for reader in std::mem::take(&mut self.readers) {
             reader.join().expect("no panic");
         }
         std::mem::take(&mut *self.held.lock().expect("no panic"))
+    }
+}
+
+/// Leaves no process behind when a test fails.
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.kill_all();
     }
 }
 
@@ -217,12 +254,9 @@ fn under_faults(url: String) {
     let mut fleet = Fleet::start(url, work, 3);
     fleet.until_granted(60);
     for round in 0..2 {
-        fleet.signal(round, "STOP");
         fleet.signal(round + 1, "KILL");
         fleet.add();
-        // Past its TTL and the tolerance, so that others take over meanwhile.
-        thread::sleep(TTL + Duration::from_millis(1500));
-        fleet.until_granted(20);
+        fleet.stop_past_its_leases(round);
         fleet.signal(round, "CONT");
         fleet.until_granted(60);
         fleet.signal(round, "KILL");

@@ -373,6 +373,36 @@ async fn fenced_redis_writes_check_before_they_write() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stale_fence_ends_the_postgres_transaction_even_if_the_refusal_is_ignored() {
+    let Some(server) = postgres() else { return };
+    let mut client = postgres_client(&server.url()).await;
+    let fenced = FencedTable::new("fenced").expect("valid");
+    let mut write = async |fence: u64, text: &str| {
+        let lock = (Key::new("document").expect("valid"), Fence::new(fence).expect("valid"));
+        let transaction = client.transaction().await.expect("begins");
+        let checked = fenced.check(&transaction, &lock).await;
+        // As in a pipeline, which does not wait for the answer.
+        drop(transaction.execute("UPDATE documents SET text = $1", &[&text]).await);
+        drop(transaction.commit().await);
+        checked
+    };
+    write(5, "later").await.expect("the first fence");
+    let error = write(4, "stale").await.expect_err("a smaller one");
+    assert!(error.is_stale_fence(), "{error}");
+    assert_eq!(server.sql("SELECT text FROM documents"), "later");
+    write(5, "again").await.expect("the same fence");
+    assert_eq!(server.sql("SELECT text FROM documents"), "again");
+    let sql = fenced.check_sql();
+    let number = 4_i64;
+    let error = client.execute(&sql, &[&"document", &number]).await.expect_err("stale");
+    let error = error.as_db_error().expect("from the server");
+    assert_eq!(error.code().code(), FencedTable::STALE_FENCE);
+    assert!(error.message().contains("the fence is stale"), "{error}");
+    // PostgreSQL logs both.
+    assert!(!error.message().contains("document") && error.detail().is_none(), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_postgres_trigger_refuses_missing_invalid_and_stale_fences() {
     let Some(server) = postgres() else { return };
     let client = postgres_client(&server.url()).await;

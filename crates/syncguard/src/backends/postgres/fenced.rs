@@ -1,6 +1,7 @@
 //! Fences for your own tables: a write that comes too late is refused.
 
 use tokio_postgres::Transaction;
+use tokio_postgres::error::SqlState;
 
 use super::error;
 use super::names::TableName;
@@ -35,6 +36,9 @@ pub struct FencedTable {
 }
 
 impl FencedTable {
+    /// The SQLSTATE with which [`check_sql`](Self::check_sql) fails if the fence is stale.
+    pub const STALE_FENCE: &'static str = "22P02";
+
     /// Creates a value for the table of this name, optionally with `schema.` in front.
     pub fn new(table: &str) -> Result<Self> {
         Ok(Self { table: TableName::parse(table)? })
@@ -51,8 +55,9 @@ impl FencedTable {
 
     /// Checks that no later holder has written, and remembers the fence. If a later holder has, it
     /// fails with [`Aborted`](crate::ErrorCode::Aborted), and
-    /// [`is_stale_fence`](Error::is_stale_fence) is true. Until your transaction ends, no later
-    /// holder can pass the check.
+    /// [`is_stale_fence`](Error::is_stale_fence) is true. PostgreSQL then commits nothing of your
+    /// transaction, even if you ignore the error. Until your transaction ends, no later holder can
+    /// pass the check.
     ///
     /// It takes a transaction, because a check that commits by itself protects nothing:
     ///
@@ -79,24 +84,31 @@ impl FencedTable {
     ) -> Result<()> {
         let (key, fence) = (lock.key(), lock.fence());
         let (name, number) = (Value::Text(key.as_str()), Value::Int8(i64::from(fence)));
-        let changed = transaction.execute(&self.check_sql(), &[&name, &number]).await;
-        match changed.map_err(|cause| error::map(&cause).with_key(key))? {
-            0 => Err(Error::stale_fence().with_key(key)),
-            _ => Ok(()),
-        }
+        let checked = transaction.execute(&self.check_sql(), &[&name, &number]).await;
+        checked.map(drop).map_err(|cause| {
+            let state = cause.code().map(SqlState::code);
+            let is_stale = state == Some(Self::STALE_FENCE);
+            let error = if is_stale { Error::stale_fence() } else { error::map(&cause) };
+            error.with_key(key)
+        })
     }
 
     /// Returns the statement of [`check`](Self::check), for other drivers such as sqlx and diesel.
     /// `$1` is the key ([`Key::as_str`](crate::Key::as_str)), `$2` the fence as a `bigint`
-    /// (`i64::from(fence)`). Run it in the transaction of your write; if it changes no row, the
-    /// fence is stale: roll back.
+    /// (`i64::from(fence)`). Run it in the transaction of your write. If the fence is stale, it
+    /// fails with the SQLSTATE [`STALE_FENCE`](Self::STALE_FENCE): roll back.
     #[must_use]
     pub fn check_sql(&self) -> String {
         let table = self.table.quoted();
+        // An error ends the transaction, so that a refusal cannot be ignored. A statement chooses its
+        // message with a text that is not a number. The text depends on the row, because PostgreSQL
+        // computes constants before it runs the statement.
         format!(
             "INSERT INTO {table} AS seen (key, fence) VALUES ($1, $2)
-             ON CONFLICT (key) DO UPDATE SET fence = excluded.fence
-               WHERE seen.fence <= excluded.fence"
+             ON CONFLICT (key) DO UPDATE SET fence = CASE
+               WHEN seen.fence <= excluded.fence THEN excluded.fence
+               ELSE (left(seen.key, 0) || 'the fence is stale: a later holder has written')::bigint
+             END"
         )
     }
 }

@@ -100,12 +100,14 @@ async fn no_fence_repeats_after_a_crash_and_the_client_recovers() {
     let Some(mut server) = PostgresServer::start(&PostgresOptions::default()) else { return };
     let backend = connect(&server.url()).await;
     let mut last = 0;
-    for _ in 0..2 {
+    for other in ["a", "b"] {
         for _ in 0..10 {
             let fence = cycle(&backend, "k").await.expect("works");
             assert!(fence > last);
             last = fence;
         }
+        // A grant, so that the crash does not undo the last release.
+        cycle(&backend, other).await.expect("works");
         server.crash();
         assert!(backend.is_locked(&key("k")).await.is_err(), "typed, not a hang");
         server.run();
@@ -332,6 +334,65 @@ async fn grants_and_extends_are_flushed_whatever_the_servers_default() {
             assert_eq!(setup.release(&release).await.expect("works"), ReleaseOutcome::Released);
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn releases_do_not_wait_for_the_disk_and_grants_do() {
+    let Some(server) = start() else { return };
+    drop(connect(&server.url()).await);
+    let raw = raw(&server).await;
+    // A trigger records the setting under which a lock is written or deleted.
+    let note = "CREATE TABLE noted (value text); \
+                CREATE FUNCTION note() RETURNS trigger AS $$ BEGIN \
+                INSERT INTO noted VALUES (TG_OP || ' ' || current_setting('synchronous_commit')); \
+                RETURN NULL; END $$ \
+                LANGUAGE plpgsql; CREATE TRIGGER note AFTER INSERT OR DELETE ON syncguard_locks \
+                FOR EACH ROW EXECUTE FUNCTION note()";
+    raw.batch_execute(note).await.expect("works");
+    let Some(pooler) = PgBouncer::start(&server) else { return };
+    for url in [server.url(), pooler.url()] {
+        let config = config(&url).behind_pooler(url == pooler.url());
+        let backend = PostgresBackend::connect(config).await.expect("connects");
+        let locker = Locker::new(backend).expect("a runtime");
+        for _ in 0..2 {
+            let guard = locker.lock("alone").await.expect("free");
+            guard.release().await.expect("works");
+            let several = locker.lock_all(["a", "b", "c"]).await.expect("free");
+            several.release().await.expect("works");
+        }
+        let noted = raw.query("DELETE FROM noted RETURNING value", &[]).await.expect("works");
+        let mut noted: Vec<&str> = noted.iter().map(|row| row.get(0)).collect();
+        noted.sort_unstable();
+        assert_eq!(noted, [["DELETE off"; 8], ["INSERT on"; 8]].concat());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_may_undo_a_release_until_the_next_grant() {
+    // Nothing but a grant writes to the disk.
+    let options = PostgresOptions::default().with(["wal_writer_delay = 10s"]);
+    let Some(mut server) = PostgresServer::start(&options) else { return };
+    let backend = connect(&server.url()).await;
+    let is_back = async || backend.is_locked(&key("k")).await.is_ok();
+    let mut fence = cycle(&backend, "k").await.expect("works");
+    cycle(&backend, "other").await.expect("works");
+    server.crash();
+    server.run();
+    eventually("the backend is back", is_back).await;
+    assert!(!backend.is_locked(&key("k")).await.expect("works"), "the grant kept the release");
+    // A page of the log that is full goes to the disk, so it may take more than one crash.
+    eventually("a crash undoes a release", async || {
+        let next = cycle(&backend, "k").await.expect("works");
+        assert!(next > fence, "{next} after {fence}");
+        fence = next;
+        server.crash();
+        server.run();
+        eventually("the backend is back", is_back).await;
+        backend.is_locked(&key("k")).await.expect("works")
+    })
+    .await;
+    let refused = backend.acquire(&request("k")).await.expect("works");
+    assert!(matches!(refused, AcquireOutcome::Contended { .. }), "still exclusive: {refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

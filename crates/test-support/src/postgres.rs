@@ -221,11 +221,12 @@ impl PostgresServer {
 
     /// Kills the server and all its processes without warning.
     pub fn crash(&mut self) {
-        // The child processes exit when they notice that the postmaster is gone.
-        self.server = None;
+        // A session that went on without the postmaster could write beside the next server.
+        if let Some(server) = self.server.take() {
+            server.kill_all();
+        }
         let lock = self.folder.path().join("data/postmaster.pid");
         drop(std::fs::remove_file(lock));
-        std::thread::sleep(Duration::from_millis(300));
     }
 
     /// Sets how many milliseconds the server's clock is ahead of the true time; behind, if

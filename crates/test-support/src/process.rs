@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// Returns the path of a program, if it is installed.
 ///
@@ -130,13 +131,32 @@ impl Server {
 
     /// Sends a signal to the server and to the processes that it has started.
     pub(crate) fn signal_all(&self, name: &str) {
+        self.signal_with(&self.children(), name);
+    }
+
+    /// Kills the server and the processes that it has started, and waits until none is left.
+    pub(crate) fn kill_all(self) {
+        // It starts no more processes.
+        self.signal("STOP");
+        let children = self.children();
+        self.signal_with(&children, "KILL");
+        while children.iter().any(|pid| is_running(pid)) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Returns the ids of the processes that the server has started.
+    fn children(&self) -> Vec<String> {
         let children = Command::new("pgrep").arg("-P").arg(self.pid.to_string()).output();
         let children = children.expect("pgrep runs").stdout;
-        let children = String::from_utf8_lossy(&children);
+        String::from_utf8_lossy(&children).split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn signal_with(&self, children: &[String], name: &str) {
         // A process may have ended in the meantime.
         let mut kill = Command::new("kill");
         let kill = kill.arg(format!("-{name}")).arg(self.pid.to_string());
-        drop(kill.args(children.split_whitespace()).stderr(Stdio::null()).status());
+        drop(kill.args(children).stderr(Stdio::null()).status());
     }
 
     /// Sends a signal, given by name (`STOP`, `CONT`, `KILL`, …).
@@ -146,10 +166,33 @@ impl Server {
     }
 }
 
+fn is_running(pid: &str) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // A zombie is dead.
+    status.rsplit_once(") ").is_some_and(|(_name, fields)| !fields.starts_with('Z'))
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         drop(self.shell.stdin.take());
         // The shell exits by itself; waiting for it avoids a zombie.
         drop(self.shell.wait());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_killed_with_all_its_processes_leaves_none() {
+        let folder = TempDir::new();
+        let arguments = ["-c", "sleep 60 & wait"].map(str::to_owned);
+        let server = Server::start(Path::new("/bin/sh"), &arguments, folder.path());
+        let children = std::iter::repeat_with(|| server.children()).find(|pids| !pids.is_empty());
+        let children = children.expect("endless");
+        assert!(children.iter().all(|pid| is_running(pid)));
+        server.kill_all();
+        assert!(!children.iter().any(|pid| is_running(pid)));
     }
 }

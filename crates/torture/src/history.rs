@@ -403,6 +403,8 @@ pub enum Allowance {
     Expiry,
     /// Releases and extends may be lost, because they were not replicated.
     LostWrites,
+    /// Releases may be lost, because they were answered before they were on the disk.
+    LostReleases,
     /// Both: the store was replaced by a copy or by an empty one.
     LostStore,
     /// Operations may take effect a second time, because their requests were sent twice.

@@ -180,6 +180,11 @@ impl Nemesis {
                 Kind::Failover,
                 Deployment::RedisSentinel | Deployment::RedisCluster | Deployment::RedisShards,
             ) => Allowance::LostWrites,
+            // PostgreSQL answers a release before it is on the disk or on a standby.
+            (
+                Kind::KillServer | Kind::Failover,
+                Deployment::Postgres | Deployment::PgBouncer | Deployment::PostgresStandby,
+            ) => Allowance::LostReleases,
             // A lock may be evicted. Fence counters do not expire, so they are not. A clock that
             // jumps ahead ends locks, and one that jumps back keeps them.
             (Kind::Evict | Kind::JumpClock, _) => Allowance::Expiry,

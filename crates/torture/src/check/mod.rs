@@ -1,15 +1,15 @@
 //! Checks a history: what must hold whatever the faults were.
 
-mod failover;
 mod linear;
+mod lost_writes;
 mod repetition;
 mod rules;
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use failover::excused;
 pub use linear::{Verdict, linearize};
+use lost_writes::excused;
 pub use rules::check_register;
 
 use crate::history::{Allowance, FaultSpan, History, Micros, Op, Outcome, micros};
@@ -143,7 +143,7 @@ pub fn ids_that_may_stay(history: &History) -> HashSet<u32> {
     let excuses = Excuses::of(history);
     let is_hit = |op: &&Op| excuses.cover(op.start, op.end);
     let evicted = history.ops.iter().filter(is_hit).map(|op| op.id);
-    evicted.chain(failover::lost(history)).chain(excuses.repeated.iter().copied()).collect()
+    evicted.chain(lost_writes::lost(history)).chain(excuses.repeated.iter().copied()).collect()
 }
 
 /// Returns the operations of each key that may have had an effect or tell something.

@@ -6,6 +6,7 @@
 WITH released AS (
   DELETE FROM {locks}
   WHERE (SELECT set_config('lock_timeout', $5, true)) IS NOT NULL
+    AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
     AND lock_id = ANY ($1) AND expires_at_ms > {now} - $2 AND {sensible}
   RETURNING lock_id, user_key, CASE
     WHEN NOT pg_try_advisory_xact_lock($3, hashtext(key)) THEN true

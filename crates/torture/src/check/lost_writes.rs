@@ -1,58 +1,77 @@
-//! What a failover with asynchronous replication may break, by the documentation: releases, extends
-//! and undos that the old primary answered may be lost, and until it follows the new one, the old
-//! primary answers what is no longer true. Grants are confirmed by the replica, so they are kept.
+//! What a store may lose, by the documentation.
+//!
+//! A failover with asynchronous replication may lose releases, extends and undos that the old
+//! primary answered, and until it follows the new one, the old primary answers what is no longer
+//! true. Grants are confirmed by the replica, so they are kept.
+//!
+//! A crash of PostgreSQL may lose releases and undos, which it answers before they are on its disk.
 
 use std::collections::HashMap;
 
 use super::TOLERANCE;
-use crate::history::{Allowance, FaultSpan, History, Kind, Micros, Op, Outcome};
+use crate::history::{Allowance, History, Kind, Micros, Op, Outcome};
 
-/// How far a replica, or a copy, may be behind.
+/// How far a replica, a copy or a disk may be behind.
 const BEHIND: Micros = 1_000_000;
 
-/// Returns the lock ids with an operation that a failover may have lost.
+/// From when to when something may be lost.
+struct Loss {
+    from: Micros,
+    to: Micros,
+    /// Whether only releases and undos may be lost, and all answers are true.
+    only_releases: bool,
+}
+
+/// Returns the lock ids with an operation that may have been lost.
 pub(super) fn lost(history: &History) -> impl Iterator<Item = u32> + '_ {
-    let failovers = failovers(history);
-    let has_effect =
-        |op: &&Op| matches!(op.outcome, Outcome::Undone | Outcome::Extended | Outcome::Released);
-    let is_hit = move |op: &&Op| is_hit(op, &failovers);
-    history.ops.iter().filter(has_effect).filter(is_hit).map(|op| op.id)
+    let losses = losses(history);
+    history.ops.iter().filter(move |op| may_be_lost(op, &losses)).map(|op| op.id)
 }
 
-/// Returns from when to when failovers, and a store that was replaced, may lose something.
-fn failovers(history: &History) -> Vec<(Micros, Micros)> {
-    let is_failover =
-        |fault: &&FaultSpan| matches!(fault.allows, Allowance::LostWrites | Allowance::LostStore);
-    history
-        .faults
-        .iter()
-        .filter(is_failover)
-        .map(|fault| (fault.from.saturating_sub(BEHIND), fault.to))
-        .collect()
+fn losses(history: &History) -> Vec<Loss> {
+    let faults = history.faults.iter();
+    let loss = faults.filter_map(|fault| {
+        let only_releases = match fault.allows {
+            Allowance::LostWrites | Allowance::LostStore => false,
+            Allowance::LostReleases => true,
+            Allowance::Nothing | Allowance::Expiry | Allowance::Repetition => return None,
+        };
+        Some(Loss { from: fault.from.saturating_sub(BEHIND), to: fault.to, only_releases })
+    });
+    loss.collect()
 }
 
-fn is_hit(op: &Op, failovers: &[(Micros, Micros)]) -> bool {
-    failovers.iter().any(|&(from, to)| op.end >= from && op.start <= to)
+/// Returns whether an operation had an effect that may have been lost.
+fn may_be_lost(op: &Op, losses: &[Loss]) -> bool {
+    match op.outcome {
+        Outcome::Undone | Outcome::Released => is_hit(op, losses, |_loss| true),
+        Outcome::Extended => is_hit(op, losses, |loss| !loss.only_releases),
+        _ => false,
+    }
 }
 
-/// Returns a history without what failovers excuse.
+fn is_hit(op: &Op, losses: &[Loss], counts: impl Fn(&Loss) -> bool) -> bool {
+    losses.iter().any(|loss| op.end >= loss.from && op.start <= loss.to && counts(loss))
+}
+
+/// Returns a history without what is excused.
 ///
 /// * A release, extend or undo that may be lost becomes an operation of unknown outcome.
 /// * Answers without effect that may be from the old primary are left out.
 /// * A guard whose extend may be lost counts as valid until its lease would have ended without.
 pub(super) fn excused(history: &History) -> History {
     let mut history = history.clone();
-    let failovers = failovers(&history);
-    if failovers.is_empty() {
+    let losses = losses(&history);
+    if losses.is_empty() {
         return history;
     }
-    let is_hit = |op: &Op| is_hit(op, &failovers);
     let mut undos = Vec::new();
     let mut lost_extends: Vec<u32> = Vec::new();
-    history
-        .ops
-        .retain(|op| !(is_hit(op) && matches!(op.outcome, Outcome::Contended | Outcome::NotHeld)));
-    for op in history.ops.iter_mut().filter(|op| is_hit(op)) {
+    history.ops.retain(|op| {
+        let is_without_effect = matches!(op.outcome, Outcome::Contended | Outcome::NotHeld);
+        !(is_without_effect && is_hit(op, &losses, |loss| !loss.only_releases))
+    });
+    for op in history.ops.iter_mut().filter(|op| may_be_lost(op, &losses)) {
         match op.outcome {
             Outcome::Undone => undos.push(Op {
                 kind: Kind::Undo,
@@ -61,8 +80,7 @@ pub(super) fn excused(history: &History) -> History {
                 ..op.clone()
             }),
             Outcome::Extended => lost_extends.push(op.id),
-            Outcome::Released => {}
-            _ => continue,
+            _ => {}
         }
         (op.outcome, op.end) = (Outcome::Unknown, Micros::MAX);
     }
@@ -129,6 +147,38 @@ mod tests {
             history.ops[0].ttl_ms = 9_000;
             op(&mut history, Kind::Release, "a", at, Outcome::Released);
             op(&mut history, Kind::Acquire, "b", 5_100, Outcome::Contended);
+            assert_eq!(broken(&history), rules, "at {at}");
+        }
+    }
+
+    #[test]
+    fn a_crash_may_lose_a_release_or_an_undo_but_neither_extends_nor_answers() {
+        let crash = || {
+            let mut history = history();
+            history.faults[0].allows = Allowance::LostReleases;
+            op(&mut history, Kind::Acquire, "a", 1_000, Outcome::Granted(1));
+            history.ops[0].ttl_ms = 9_000;
+            history
+        };
+        for (at, rules) in [(2_500, &[][..]), (1_500, &["linearizability"])] {
+            let mut history = crash();
+            op(&mut history, Kind::Release, "a", at, Outcome::Released);
+            op(&mut history, Kind::Acquire, "b", 5_100, Outcome::Contended);
+            assert_eq!(broken(&history), rules, "at {at}");
+        }
+        let mut history = crash();
+        op(&mut history, Kind::Release, "a", 2_500, Outcome::NotHeld);
+        assert_eq!(broken(&history), ["linearizability"]);
+        let mut history = crash();
+        op(&mut history, Kind::Extend, "a", 2_500, Outcome::Extended);
+        history.ops[1].ttl_ms = 9_000;
+        op(&mut history, Kind::Acquire, "b", 5_100, Outcome::Granted(2));
+        assert_eq!(broken(&history), ["I1", "linearizability"]);
+        for (at, rules) in [(2_500, &[][..]), (500, &["linearizability"])] {
+            let mut history = self::history();
+            history.faults[0].allows = Allowance::LostReleases;
+            op(&mut history, Kind::Acquire, "a", at, Outcome::Undone);
+            op(&mut history, Kind::Acquire, "b", at + 600, Outcome::Contended);
             assert_eq!(broken(&history), rules, "at {at}");
         }
     }

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use redis::cluster::ClusterClientBuilder;
 use servers::{cycle, eventually, grant, key, waiter, woken};
 use syncguard::backend::{
-    AcquireOutcome, AcquireRequest, ExtendRequest, Finding, Hint, ReleaseRequest,
+    AcquireAnyOutcome, AcquireAnyRequest, AcquireOutcome, AcquireRequest, ExtendRequest, Finding,
+    Hint, ReleaseRequest,
 };
 use syncguard::redis::{Client, RedisConfig, TlsCertificates};
 use syncguard::{ErrorCode, ExtendOutcome, LockBackend, RedisBackend, ReleaseOutcome, Ttl};
@@ -297,6 +298,38 @@ async fn locks_work_while_their_slot_moves() {
     {
         assert_eq!(cycle(&backend, name).await.expect("works"), fence, "{name}");
     }
+}
+
+/// The undo of a request for one of several locks names the first of them, and still finds the one
+/// that was granted, wherever its keys are.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_undo_finds_any_of_several_locks_while_their_slot_moves() {
+    let Some(cluster) = RedisCluster::start(0) else { return };
+    let backend = connect(&cluster.url("prefix=%7Blocks%7D")).await;
+    drop(grant(&backend, "held").await);
+    let mut granted = Vec::new();
+    for name in ["lock moves", "index moves", "both stay", "both move"] {
+        let keys = [key("held"), key(name)].into();
+        let request = AcquireAnyRequest::new(keys, Ttl::DEFAULT).expect("randomness");
+        let outcome = backend.acquire_any(&request).await.expect("works");
+        let AcquireAnyOutcome::Acquired { key, .. } = outcome else { panic!("{outcome:?}") };
+        assert_eq!(key.as_str(), name);
+        granted.push(request);
+    }
+    let migration = cluster.begin_migration("{locks}");
+    let index =
+        |place: usize| format!("{{locks}}:id:{}", granted[place].first().lock_id().expose());
+    migration.move_keys(&["{locks}:lock moves", &index(1), "{locks}:both move", &index(3)]);
+    for request in &granted {
+        let name = request.keys()[1].as_str();
+        let undone = backend.release(&ReleaseRequest::undo(request.first())).await;
+        assert_eq!(undone.expect("works"), ReleaseOutcome::Released, "{name}");
+        assert!(!backend.is_locked(&key(name)).await.expect("works"), "{name}");
+        let late = backend.acquire_any(request).await.expect("works");
+        assert!(matches!(late, AcquireAnyOutcome::Contended { .. }), "{name}: {late:?}");
+    }
+    assert!(backend.is_locked(&key("held")).await.expect("works"));
+    migration.finish();
 }
 
 /// Several tasks acquire one lock while its keys move one by one: there is never more than one

@@ -31,8 +31,7 @@ impl Shard {
             names_of.extend([lock_key, fence_key]);
         }
         let keys: Vec<&str> = names_of.iter().map(String::as_str).collect();
-        let holder = record::holder_field(first);
-        let user_key = |key: &Key| record::quoted(key.as_str()) + &holder;
+        let user_key = |key: &Key| record::with_holder(key, first.holder());
         let user_keys: Vec<String> = request.keys().iter().map(user_key).collect();
         let mut arguments = self.acquire_arguments().to_vec();
         arguments.extend([Text(lock_id.expose()), Number(first.ttl().as_millis())]);

@@ -6,6 +6,7 @@
 //! expired or flushed by anyone.
 
 use std::collections::HashSet;
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -52,7 +53,10 @@ impl Channels {
     /// Returns the channel of a lock, by its storage key.
     pub(super) fn of_lock(&self, lock_key: &str) -> String {
         // SHA-1, because scripts can compute it too.
-        format!("{}{}", self.prefix, Sha1::from(lock_key).digest())
+        let hash = Sha1::from(lock_key).digest();
+        let mut channel = String::with_capacity(self.prefix.len() + 2 * hash.bytes().len());
+        write!(channel, "{}{hash}", self.prefix).expect("BUG: a string takes any text");
+        channel
     }
 
     fn of_key(&self, key: &Key) -> Result<String> {

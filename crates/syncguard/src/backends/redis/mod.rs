@@ -62,7 +62,7 @@ use crate::contract::notifier::Subscription;
 use crate::contract::outcome::{AcquireAnyOutcome, AcquireOutcome, ExtendOutcome, ReleaseOutcome};
 use crate::contract::request::{AcquireAnyRequest, AcquireRequest, ExtendRequest, ReleaseRequest};
 use crate::contract::stored_lock::StoredLock;
-use batches::BatchedCalls;
+use batches::Batches;
 pub use config::RedisConfig;
 use config::{ConnectionSource, Fences};
 use connection::{Multiplexed, SharedConnection};
@@ -258,7 +258,7 @@ impl Parts {
                 fences: self.fences,
                 channels,
                 cleanup: Arc::clone(&self.cleanup),
-                batches: BatchedCalls::new(),
+                batches: Batches::new(),
             }),
         }
     }

@@ -48,18 +48,26 @@ pub(super) fn lock_id(json: &[u8]) -> Option<String> {
 
 /// Returns the key of a request as a JSON string, followed by the field `holder` if it has one.
 pub(super) fn key_and_holder(request: &AcquireRequest) -> String {
-    quoted(request.key().as_str()) + &holder_field(request)
+    with_holder(request.key(), request.holder())
 }
 
-/// Returns the field `holder` of a request, with the comma before it, or nothing.
-pub(super) fn holder_field(request: &AcquireRequest) -> String {
-    let field = |holder: &HolderInfo| format!(",\"holder\":{}", quoted(holder.as_str()));
-    request.holder().map(field).unwrap_or_default()
+/// Returns a key as a JSON string, followed by the field `holder` if there is one.
+pub(super) fn with_holder(key: &Key, holder: Option<&HolderInfo>) -> String {
+    const FIELD: &str = ",\"holder\":";
+    let holder = holder.map(HolderInfo::as_str);
+    // Room for quotes and a few escapes.
+    let holder_bytes = holder.map_or(0, |holder| FIELD.len() + holder.len());
+    let mut json = Vec::with_capacity(key.as_str().len() + holder_bytes + 16);
+    push_quoted(&mut json, key.as_str());
+    if let Some(holder) = holder {
+        json.extend_from_slice(FIELD.as_bytes());
+        push_quoted(&mut json, holder);
+    }
+    String::from_utf8(json).expect("BUG: JSON is valid UTF-8")
 }
 
-/// Returns a text as a JSON string.
-pub(super) fn quoted(text: &str) -> String {
-    serde_json::to_string(text).expect("BUG: every string is valid in JSON")
+fn push_quoted(json: &mut Vec<u8>, text: &str) {
+    serde_json::to_writer(json, text).expect("BUG: every string is valid in JSON");
 }
 
 fn millis(number: f64) -> Option<Timestamp> {

@@ -28,12 +28,9 @@ use crate::contract::request::{AcquireRequest, ExtendRequest, ReleaseRequest};
 
 impl Shard {
     /// Does what the acquire script does, with the same answers.
-    pub(super) async fn acquire_scattered(
-        &self,
-        request: &AcquireRequest,
-        [lock_key, index_key, fence_key]: [&str; 3],
-    ) -> Result<Value> {
+    pub(super) async fn acquire_scattered(&self, request: &AcquireRequest) -> Result<Value> {
         const ATTEMPTS: u32 = 3;
+        let [lock_key, index_key, _fence_key] = &self.names_of(request)?;
         // The claim does not see an entry on the node that the slot leaves.
         let entry = self.index_entry(index_key).await?;
         if entry.as_deref() == Some("") {
@@ -56,7 +53,7 @@ impl Shard {
             match list(&answer) {
                 Some((3, [])) => {}
                 _ if is_claim(&answer) => {
-                    return self.seal(request, [lock_key, fence_key]).await;
+                    return self.seal(request).await;
                 }
                 _ => return Ok(answer),
             }
@@ -70,12 +67,8 @@ impl Shard {
 
     /// Gives a claimed lock its fence. The claim was written, so every error from here on may have
     /// taken effect, unless the claim was undone.
-    pub(super) async fn seal(
-        &self,
-        request: &AcquireRequest,
-        [lock_key, fence_key]: [&str; 2],
-    ) -> Result<Value> {
-        let sealed = self.draw_and_seal(request, [lock_key, fence_key]).await;
+    pub(super) async fn seal(&self, request: &AcquireRequest) -> Result<Value> {
+        let sealed = self.draw_and_seal(request).await;
         match sealed.map_err(Error::after_effect)? {
             // Without a fence, the lock is not granted.
             refused if matches!(list(&refused), Some((..0, _))) => {
@@ -87,11 +80,8 @@ impl Shard {
         }
     }
 
-    async fn draw_and_seal(
-        &self,
-        request: &AcquireRequest,
-        [lock_key, fence_key]: [&str; 2],
-    ) -> Result<Value> {
+    async fn draw_and_seal(&self, request: &AcquireRequest) -> Result<Value> {
+        let [lock_key, _index_key, fence_key] = &self.names_of(request)?;
         let route = &self.shared.route;
         let [fences_per_ms, counter_expiry_ms] = self.shared.fences.arguments();
         let ttl = Number(request.ttl().as_millis());
@@ -108,7 +98,7 @@ impl Shard {
     pub(super) async fn extend_scattered(
         &self,
         request: &ExtendRequest,
-        [index_key, hinted]: [&str; 2],
+        [index_key, hinted]: &[String; 2],
     ) -> Result<Value> {
         let (lock_id, ttl_ms) = (request.lock_id(), request.ttl().as_millis());
         let route = &self.shared.route;
@@ -116,7 +106,7 @@ impl Shard {
         let arguments =
             [Text(lock_id.expose()), Number(TIME_TOLERANCE_MS), Number(ttl_ms), storage_ms];
         let script = &SCRIPTS.extend_one;
-        let mut lock_key = hinted.to_owned();
+        let mut lock_key = hinted.clone();
         let mut answer = route.run(&script.call(&[hinted], &arguments)).await?;
         if matches!(list(&answer), Some((0, []))) {
             let Some(entry) = self.lock_key_of(index_key).await? else {
@@ -136,7 +126,7 @@ impl Shard {
     pub(super) async fn release_scattered(
         &self,
         request: &ReleaseRequest,
-        [index_key, hinted]: [&str; 2],
+        [index_key, hinted]: &[String; 2],
     ) -> Result<Value> {
         let lock_id = request.lock_id();
         let route = &self.shared.route;

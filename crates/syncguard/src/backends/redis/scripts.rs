@@ -1,6 +1,7 @@
 //! The Lua scripts, and calls of them. A script is sent by hash, and as text only if the server
 //! does not know it.
 
+use std::fmt::Write as _;
 use std::sync::LazyLock;
 
 use redis::{Arg, Cmd, ErrorKind, RedisWrite, ToRedisArgs};
@@ -34,10 +35,59 @@ impl ToRedisArgs for Argument<'_> {
 /// A script for one lock, and the same for many.
 #[derive(Debug)]
 pub(super) struct BatchedScript {
-    pub(super) one: Script,
+    one: Script,
     many: Script,
-    /// How many arguments all locks have in common. They come first.
-    shared: usize,
+    /// How many keys a lock has.
+    keys: usize,
+}
+
+/// The keys of one lock, and the arguments that it does not share with others, for a
+/// [`BatchedScript`].
+///
+/// It is one allocation, because a batch is often freed on another thread than its items were made
+/// on, where the allocators of both wait for each other.
+pub(super) struct Item {
+    text: String,
+    /// Where each part ends.
+    ends: [usize; Self::PARTS],
+    parts: usize,
+}
+
+impl Item {
+    /// The most parts: those of an acquire.
+    const PARTS: usize = 6;
+
+    /// Joins the keys and the arguments.
+    pub(super) fn new<const N: usize>(parts: [Argument<'_>; N]) -> Self {
+        const { assert!(N <= Self::PARTS, "BUG: more parts than an item has") };
+        let bytes = parts.iter().map(|part| match part {
+            Argument::Text(text) => text.len(),
+            // The digits of the largest number.
+            Argument::Number(_) => 20,
+        });
+        let mut text = String::with_capacity(bytes.sum());
+        let mut ends = [0; Self::PARTS];
+        for (part, end) in parts.iter().zip(&mut ends) {
+            match part {
+                Argument::Text(part) => text.push_str(part),
+                Argument::Number(number) => {
+                    write!(text, "{number}").expect("BUG: a string takes any text");
+                }
+            }
+            *end = text.len();
+        }
+        Self { text, ends, parts: N }
+    }
+
+    fn part(&self, place: usize) -> &str {
+        let start = place.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.text[start..self.ends[place]]
+    }
+
+    /// Returns the first key.
+    pub(super) fn first_key(&self) -> &str {
+        self.part(0)
+    }
 }
 
 /// One script per operation.
@@ -108,7 +158,7 @@ impl Scripts {
                     lua!("many"),
                     "return answers\n",
                 ),
-                shared: 6,
+                keys: 3,
             },
             acquire_any: script!(
                 lua!("fence"),
@@ -136,7 +186,7 @@ impl Scripts {
                     lua!("many"),
                     lua!("release_many"),
                 ),
-                shared: 4,
+                keys: 2,
             },
             extend: BatchedScript {
                 one: script!(
@@ -156,7 +206,7 @@ impl Scripts {
                     lua!("many"),
                     "return answers\n",
                 ),
-                shared: 2,
+                keys: 2,
             },
             is_locked: script!(lua!("is_locked")),
             lookup: script!(lua!("lookup")),
@@ -211,8 +261,7 @@ impl Call {
         self.command.args_iter().skip(from).map(bytes)
     }
 
-    /// Returns the first key.
-    pub(super) fn first_key(&self) -> Option<&[u8]> {
+    fn first_key(&self) -> Option<&[u8]> {
         self.parts(3).next()
     }
 
@@ -241,24 +290,29 @@ impl Call {
 }
 
 impl BatchedScript {
-    /// Encodes many calls of the script for one lock as one.
-    pub(super) fn call_many(&'static self, calls: &[Call]) -> Call {
-        let keys: usize = calls.iter().map(|call| call.keys).sum();
-        let parts: usize = calls.iter().map(|call| call.command.args_iter().len()).sum();
-        let mut command = Cmd::with_capacity(parts, 256 * calls.len());
-        command.arg("EVALSHA").arg(&self.many.hash).arg(keys);
-        for call in calls {
-            for key in call.parts(3).take(call.keys) {
-                command.arg(key);
+    /// Encodes a call for one or many locks. `shared` are the arguments that all locks have in
+    /// common.
+    pub(super) fn call(&'static self, shared: &[Argument<'_>], items: &[Item]) -> Call {
+        /// For the hash and the shared arguments.
+        const BYTES: usize = 200;
+        let script = if items.len() == 1 { &self.one } else { &self.many };
+        let keys = self.keys * items.len();
+        let parts: usize = items.iter().map(|item| item.parts).sum();
+        let bytes: usize = items.iter().map(|item| item.text.len()).sum();
+        let mut command = Cmd::with_capacity(3 + shared.len() + parts, BYTES + bytes);
+        command.arg("EVALSHA").arg(&script.hash).arg(keys);
+        for item in items {
+            for place in 0..self.keys {
+                command.arg(item.part(place));
             }
         }
-        for (number, call) in calls.iter().enumerate() {
-            let first = if number == 0 { 0 } else { self.shared };
-            for argument in call.parts(3 + call.keys + first) {
-                command.arg(argument);
+        command.arg(shared);
+        for item in items {
+            for place in self.keys..item.parts {
+                command.arg(item.part(place));
             }
         }
-        Call { script: &self.many, keys, command }
+        Call { script, keys, command }
     }
 }
 

@@ -7,14 +7,14 @@ use std::sync::{Arc, OnceLock};
 
 use redis::Value;
 
-use super::batches::BatchedCalls;
+use super::batches::{Batches, Operation};
 use super::config::Fences;
 use super::listener::{Channels, PushSource, RedisListener};
 use super::names::Names;
 use super::replicas::{Confirmed, ReplicaRoute};
 use super::route::Route;
 use super::scripts::Argument::{self, Number, Text};
-use super::scripts::SCRIPTS;
+use super::scripts::{Item, SCRIPTS};
 use super::{error, record, reply, scattered};
 use crate::common::cleanup::CleanupGate;
 use crate::common::error::{Error, ErrorCode, Result};
@@ -57,7 +57,7 @@ pub(super) struct ShardInner {
     pub(super) is_cluster: bool,
     pub(super) channels: Channels,
     pub(super) cleanup: Arc<CleanupGate>,
-    pub(super) batches: BatchedCalls,
+    pub(super) batches: Batches,
 }
 
 /// A listener that starts when the first waiter comes, because most shards may have none.
@@ -81,16 +81,24 @@ impl Shard {
     /// Returns the index key of an id and the lock key from the hint, or the index key twice if
     /// there is no hint. A hint that cannot be a lock's key is ignored.
     ///
-    /// On a Cluster a missing hint is looked up first: while a slot moves, a script finds only keys
-    /// that it has declared.
-    async fn keys_of(&self, lock_id: &LockId, hint: &Hint) -> Result<[String; 2]> {
+    /// On a Cluster, where a script finds only declared keys while a slot moves, the index is asked
+    /// first if there is no hint, or if it `may_be_wrong`: that of an undo names the first of
+    /// several locks, not the one that was granted.
+    async fn keys_of(
+        &self,
+        lock_id: &LockId,
+        hint: &Hint,
+        may_be_wrong: bool,
+    ) -> Result<[String; 2]> {
         let names = &self.shared.names;
         let index = names.space.index_key(lock_id)?;
         let mut hinted = hint.key.as_ref().and_then(|key| names.lock_key(key).ok());
-        if hinted.is_none() && self.shared.is_cluster {
-            hinted = Box::pin(self.lock_key_of(&index)).await?;
+        if self.shared.is_cluster && (hinted.is_none() || may_be_wrong) {
+            let entry = Box::pin(self.lock_key_of(&index)).await?;
+            hinted = entry.or(hinted);
         }
-        Ok([index.clone(), hinted.unwrap_or(index)])
+        let hinted = hinted.unwrap_or_else(|| index.clone());
+        Ok([index, hinted])
     }
 
     /// Returns the lock key in an index entry. The marker of an undo contains none.
@@ -122,6 +130,58 @@ impl Shard {
         ]
     }
 
+    /// Returns the names of the lock, of the index of the lock id, and of the fence counter.
+    pub(super) fn names_of(&self, request: &AcquireRequest) -> Result<[String; 3]> {
+        let names = &self.shared.names;
+        let lock_key = names.lock_key(request.key())?;
+        let index_key = names.space.index_key(&request.lock_id())?;
+        let fence_key = names.space.fence_key(&lock_key)?;
+        Ok([lock_key, index_key, fence_key])
+    }
+
+    fn acquire_item(&self, request: &AcquireRequest) -> Result<Item> {
+        let [lock_key, index_key, fence_key] = self.names_of(request)?;
+        Ok(Item::new([
+            Text(&lock_key),
+            Text(&index_key),
+            Text(&fence_key),
+            Text(request.lock_id().expose()),
+            Number(request.ttl().as_millis()),
+            Text(&record::key_and_holder(request)),
+        ]))
+    }
+
+    fn release_item(&self, request: &ReleaseRequest, [index_key, hinted]: &[String; 2]) -> Item {
+        let age = if request.is_undo() {
+            "undo".to_owned()
+        } else {
+            holder_age_text(request.holder_age())
+        };
+        Item::new([
+            Text(index_key),
+            Text(hinted),
+            Text(request.lock_id().expose()),
+            Text(&self.shared.channels.of_lock(hinted)),
+            Text(&age),
+        ])
+    }
+
+    /// Acquires a lock and waits until replicas have confirmed it.
+    async fn acquire_confirmed(
+        &self,
+        replicas: &ReplicaRoute,
+        request: &AcquireRequest,
+        item: Item,
+    ) -> Result<Value> {
+        let call = self.call(Operation::Acquire, &[item]);
+        let is_granted = |answer: &Value| matches!(reply::list(answer), Some((1, _)));
+        let Confirmed { answer, confirmation } = replicas.run(&call, is_granted).await?;
+        match confirmation {
+            Ok(()) => Ok(answer),
+            Err(error) => Err(self.undo_unconfirmed(request, error).await),
+        }
+    }
+
     /// Undoes an acquire that was granted but not confirmed, and returns the error to report.
     ///
     /// The grant was written, so the error is without effect only if the undo was answered.
@@ -146,6 +206,15 @@ impl Shard {
     }
 }
 
+fn extend_item(request: &ExtendRequest, [index_key, hinted]: &[String; 2]) -> Item {
+    Item::new([
+        Text(index_key),
+        Text(hinted),
+        Text(request.lock_id().expose()),
+        Number(request.ttl().as_millis()),
+    ])
+}
+
 impl fmt::Debug for Shard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shard").finish_non_exhaustive()
@@ -161,43 +230,23 @@ impl LockBackend for Shard {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let (shared, key, lock_id) = (&self.shared, request.key(), request.lock_id());
-        let lock_key = shared.names.lock_key(key)?;
-        let index_key = shared.names.space.index_key(&lock_id)?;
-        let fence_key = shared.names.space.fence_key(&lock_key)?;
-        let keys = [lock_key.as_str(), &index_key, &fence_key];
-        let mut arguments = [Number(0); 9];
-        arguments[..6].copy_from_slice(&self.acquire_arguments());
-        let key_and_holder = record::key_and_holder(request);
-        let own =
-            [Text(lock_id.expose()), Number(request.ttl().as_millis()), Text(&key_and_holder)];
-        arguments[6..].copy_from_slice(&own);
-        let call = SCRIPTS.acquire.one.call(&keys, &arguments);
-        let answer = match &shared.replicas {
-            None => match self.run_batched(&shared.batches.acquires, call).await {
+        let item = self.acquire_item(request)?;
+        let answer = match &self.shared.replicas {
+            None => match self.run_batched(Operation::Acquire, item).await {
                 Ok(Some(claim)) if scattered::is_claim(&claim) => {
-                    Box::pin(self.seal(request, [&lock_key, &fence_key])).await
+                    Box::pin(self.seal(request)).await
                 }
                 Ok(Some(answer)) => Ok(answer),
-                Ok(None) => Box::pin(self.acquire_scattered(request, keys)).await,
+                Ok(None) => Box::pin(self.acquire_scattered(request)).await,
                 Err(error) => Err(error),
             },
-            Some(replicas) => {
-                let is_granted = |answer: &Value| matches!(reply::list(answer), Some((1, _)));
-                match Box::pin(replicas.run(&call, is_granted)).await {
-                    Ok(Confirmed { answer, confirmation: Ok(()) }) => Ok(answer),
-                    Ok(Confirmed { confirmation: Err(error), .. }) => {
-                        Err(Box::pin(self.undo_unconfirmed(request, error)).await)
-                    }
-                    Err(error) => Err(error),
-                }
-            }
+            Some(replicas) => Box::pin(self.acquire_confirmed(replicas, request, item)).await,
         };
         let outcome = answer.and_then(|answer| reply::acquire(&answer));
         if let Ok(AcquireOutcome::Acquired(lease)) = &outcome {
-            lease.fence().warn_near_the_end(key);
+            lease.fence().warn_near_the_end(request.key());
         }
-        outcome.map_err(error::of_key("acquire", key))
+        outcome.map_err(error::of_key("acquire", request.key()))
     }
 
     async fn acquire_any(&self, request: &AcquireAnyRequest) -> Result<AcquireAnyOutcome> {
@@ -206,32 +255,16 @@ impl LockBackend for Shard {
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
-        let (shared, lock_id) = (&self.shared, request.lock_id());
-        let failed = error::of_id("release", lock_id);
-        let keys = self.keys_of(&lock_id, request.hint()).await;
-        let [index_key, hinted] = keys.map_err(&failed)?;
-        let age = if request.is_undo() {
-            "undo".to_owned()
-        } else {
-            holder_age_text(request.holder_age())
-        };
-        let arguments = [
-            Number(TIME_TOLERANCE_MS),
-            Text(shared.channels.prefix()),
-            Text(if shared.is_cluster { "S" } else { "" }),
-            Number(MARK_MS),
-            Text(lock_id.expose()),
-            Text(&shared.channels.of_lock(&hinted)),
-            Text(&age),
-        ];
+        let failed = |error| error::of_id("release", request.lock_id())(error);
+        let keys = self.keys_of(&request.lock_id(), request.hint(), request.is_undo()).await;
+        let keys = keys.map_err(failed)?;
         if let Some(note) = request.break_note() {
-            Box::pin(self.leave_break_note(&lock_id, note)).await;
+            Box::pin(self.leave_break_note(&request.lock_id(), note)).await;
         }
-        let keys = [index_key.as_str(), &hinted];
-        let call = SCRIPTS.release.one.call(&keys, &arguments);
-        let answer = match self.run_batched(&shared.batches.releases, call).await {
+        let item = self.release_item(request, &keys);
+        let answer = match self.run_batched(Operation::Release, item).await {
             Ok(Some(answer)) => Ok(answer),
-            Ok(None) => Box::pin(self.release_scattered(request, keys)).await,
+            Ok(None) => Box::pin(self.release_scattered(request, &keys)).await,
             Err(error) => Err(error),
         };
         let answer = answer.and_then(|answer| reply::release(&answer));
@@ -246,23 +279,14 @@ impl LockBackend for Shard {
     }
 
     async fn extend(&self, request: &ExtendRequest) -> Result<ExtendOutcome> {
-        let (shared, lock_id) = (&self.shared, request.lock_id());
-        let failed = error::of_id("extend", lock_id);
-        let keys = self.keys_of(&lock_id, request.hint()).await;
-        let [index_key, hinted] = keys.map_err(&failed)?;
-        let arguments = [
-            Number(TIME_TOLERANCE_MS),
-            Number(OUTLIVES_MS),
-            Text(lock_id.expose()),
-            Number(request.ttl().as_millis()),
-        ];
-        let keys = [index_key.as_str(), &hinted];
-        let call = SCRIPTS.extend.one.call(&keys, &arguments);
-        let in_use = shared.route.in_use();
+        let failed = |error| error::of_id("extend", request.lock_id())(error);
+        let keys = self.keys_of(&request.lock_id(), request.hint(), false).await.map_err(failed)?;
+        let in_use = self.shared.route.in_use();
         let answer = pin!(async {
-            match self.run_batched(&shared.batches.extends, call).await? {
+            let item = extend_item(request, &keys);
+            match self.run_batched(Operation::Extend, item).await? {
                 Some(answer) => Ok(answer),
-                None => Box::pin(self.extend_scattered(request, keys)).await,
+                None => Box::pin(self.extend_scattered(request, &keys)).await,
             }
         });
         let answer = request.bounded(answer).await.unwrap_or_else(|| {

@@ -1,6 +1,7 @@
 //! The project's own commands, the same on a laptop and in CI.
 
 mod bench;
+mod cargo_mutants;
 mod figures;
 mod mutants;
 mod programs;

@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use crate::shell::{Outcome, cargo, root, step, target};
-use crate::{figures, programs, release, text, tools, torture};
+use crate::{cargo_mutants, figures, programs, release, text, tools, torture};
 
 /// The features of the library that must also compile on their own.
 const FEATURES: [&str; 8] =
@@ -143,19 +143,5 @@ fn below_the_store() -> Outcome {
         tests.env("SYNCGUARD_SEED", &seed);
         step(name, &mut tests)?;
     }
-    mutants(&seed)
-}
-
-/// Runs cargo-mutants on a part of the source, another one each time: all of it takes many hours.
-/// The settings, and why some mutants survive, are in `.cargo/mutants.toml`.
-fn mutants(seed: &str) -> Outcome {
-    const PARTS: u64 = 16;
-    let part = seed.parse().unwrap_or(0) % PARTS;
-    let mut mutants = Command::new(tools::from_crates_io("cargo-mutants", "27.1.0", "dev")?);
-    let output = target().join("cargo-mutants");
-    fs::create_dir_all(&output).map_err(|cause| format!("{}: {cause}", output.display()))?;
-    mutants.current_dir(root()).args(["mutants", "--package", "syncguard"]);
-    mutants.args(["--shard", &format!("{part}/{PARTS}"), "--output"]).arg(output);
-    mutants.env("SYNCGUARD_SCHEDULES", "1000").env("SYNCGUARD_FUZZ_RUNS", "2000");
-    step("cargo-mutants", &mut mutants)
+    cargo_mutants::run()
 }

@@ -1,8 +1,10 @@
 //! Serialization: fences as text, times as numbers, and no secrets.
 #![cfg(feature = "serde")]
 
+use std::time::Duration;
+
 use serde_json::json;
-use syncguard::{Fence, Locker, MemoryBackend, Timestamp, diagnostics};
+use syncguard::{Fence, Locker, MemoryBackend, Timestamp, Ttl, diagnostics};
 
 #[test]
 fn a_fence_is_text_and_only_fifteen_digits_are_read() {
@@ -12,6 +14,16 @@ fn a_fence_is_text_and_only_fifteen_digits_are_read() {
     assert_eq!(read, fence);
     for wrong in ["42", "\"42\"", "\"0000000000000042\"", "\"00000000000004x\""] {
         assert!(serde_json::from_str::<Fence>(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn a_ttl_is_a_number_of_milliseconds_within_its_bounds() {
+    let ttl = Ttl::new(Duration::from_secs(7)).expect("valid");
+    assert_eq!(serde_json::to_value(ttl).expect("serializes"), json!(7_000));
+    assert_eq!(serde_json::from_value::<Ttl>(json!(7_000)).expect("valid"), ttl);
+    for wrong in [json!(0), json!(-1), json!("7s"), json!(u64::MAX)] {
+        assert!(serde_json::from_value::<Ttl>(wrong.clone()).is_err(), "{wrong}");
     }
 }
 

@@ -26,10 +26,18 @@ pub(crate) fn reconnect_delay(failures: u32) -> Duration {
     }
 }
 
-#[cfg(all(test, feature = "_network"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_random_fraction_is_between_zero_and_one() {
+        let fractions: Vec<f64> = (0..100).map(|_| random_fraction()).collect();
+        assert!(fractions.iter().all(|fraction| (0.0..=1.0).contains(fraction)), "{fractions:?}");
+        assert!(fractions.iter().any(|fraction| *fraction > 0.1), "{fractions:?}");
+    }
+
+    #[cfg(feature = "_network")]
     #[test]
     fn delays_grow_and_stay_bounded() {
         assert_eq!(reconnect_delay(0), Duration::ZERO);

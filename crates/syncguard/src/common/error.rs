@@ -427,6 +427,10 @@ mod tests {
         let shown = format!("{error} {error:?}");
         assert!(!shown.contains("canary"), "{shown}");
         assert!(shown.contains(key.hash_id().as_str()), "{shown}");
+        assert!(shown.starts_with("the record is corrupt (Internal, key "), "{shown}");
+        for part in ["code: Internal", "operation: Some(\"acquire\")", "LockId(redacted)"] {
+            assert!(shown.contains(part), "{part} in {shown}");
+        }
         assert_eq!(error.key(), Some(&key));
         assert!(error.lock_id().is_some_and(|id| id == lock_id));
     }

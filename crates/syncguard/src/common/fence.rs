@@ -209,6 +209,12 @@ mod tests {
     }
 
     #[test]
+    fn a_fence_is_the_same_number_in_every_type() {
+        let fence = Fence::new(42).expect("valid");
+        assert_eq!((u64::from(fence), i64::from(fence)), (42, 42));
+    }
+
+    #[test]
     fn the_warning_starts_strictly_above_its_threshold() {
         assert!(!Fence::WARN.is_near_the_end());
         assert!(Fence::new(Fence::WARN.get() + 1).expect("valid").is_near_the_end());

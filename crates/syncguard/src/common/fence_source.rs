@@ -137,6 +137,20 @@ mod tests {
     }
 
     #[test]
+    fn a_counter_may_go_after_two_days_to_a_hundred_years() {
+        let (shortest, longest) = (Duration::from_hours(48), Duration::from_hours(878_400));
+        let moment = Duration::from_nanos(1);
+        for (idle, may_go) in [
+            (shortest, true),
+            (longest, true),
+            (shortest.saturating_sub(moment), false),
+            (longest + moment, false),
+        ] {
+            assert_eq!(FenceSource::check_age(idle).is_ok(), may_go, "{idle:?}");
+        }
+    }
+
+    #[test]
     fn the_end_of_the_range_is_an_error_for_both() {
         let now = Timestamp::from_millis(1_794_812_298_551);
         for source in [FenceSource::Counter, FenceSource::Clock] {

@@ -89,3 +89,17 @@ pub(crate) fn number_of(text: &str) -> u32 {
     let mix = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     text.bytes().fold(0x811C_9DC5, mix)
 }
+
+#[cfg(all(test, feature = "postgres"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_text_of_a_hash_is_parsed() {
+        let hash = hash_key("k");
+        assert_eq!(HashId::parse(hash.as_str()), Some(hash));
+        for foreign in ["", "0123", &hash.as_str().to_uppercase(), &format!("{hash}0")] {
+            assert_eq!(HashId::parse(foreign), None, "{foreign}");
+        }
+    }
+}

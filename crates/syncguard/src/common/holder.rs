@@ -250,6 +250,22 @@ mod tests {
     }
 
     #[test]
+    fn a_text_is_cut_at_its_limit_and_never_within_a_letter() {
+        for (text, limit, kept) in
+            [("abcd", 4, "abcd"), ("abcde", 4, "abcd"), ("éé", 4, "éé"), ("éé", 3, "é")]
+        {
+            assert_eq!(sanitized(text, limit), kept, "{text} {limit}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_host_is_that_of_the_kernel() {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("Linux has it");
+        assert_eq!(host_name(), host.trim_end());
+    }
+
+    #[test]
     fn foreign_text_is_no_holder_and_is_never_printed_raw() {
         for foreign in ["", "text", "a/b/c", "a/1/", "/1/b", "a/-1/b", "a/1/b/", &"a".repeat(300)] {
             assert_eq!(HolderInfo::parse(foreign), None, "{foreign}");

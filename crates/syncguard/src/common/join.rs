@@ -166,4 +166,14 @@ mod tests {
         assert_eq!(started.elapsed(), Duration::from_millis(30));
         assert_eq!(first_of([30, 10, 20].map(after)).await, 10);
     }
+
+    #[cfg(feature = "_listener")]
+    #[test]
+    fn after_a_panic_nothing_travels_with_the_futures_that_were_left() {
+        let mut joined = Box::pin(join_all([async { panic!("on purpose") }]));
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let poll = std::panic::AssertUnwindSafe(|| joined.as_mut().poll(&mut context));
+        assert!(std::panic::catch_unwind(poll).is_err());
+        assert_eq!(together(), None);
+    }
 }

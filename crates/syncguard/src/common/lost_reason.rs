@@ -80,3 +80,23 @@ impl serde::Serialize for LostReason {
         serializer.serialize_str(self.as_str())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_lock_is_reported_with_who_broke_it_and_why() {
+        let by = HolderInfo::parse("web-3/7/syncguard").expect("valid");
+        for (by, reason, text) in [
+            (None, None, "the lock was broken"),
+            (None, Some("stuck"), "the lock was broken: stuck"),
+            (Some(by.clone()), None, "the lock was broken by web-3, pid 7, syncguard"),
+            (Some(by), Some("stuck"), "the lock was broken by web-3, pid 7, syncguard: stuck"),
+        ] {
+            let reason = reason.map(Arc::from);
+            assert_eq!(LostReason::Broken { by, reason }.to_string(), text);
+        }
+        assert_eq!(LostReason::Expired.to_string(), "the lock expired");
+    }
+}

@@ -75,3 +75,27 @@ macro_rules! network_setters {
     };
 }
 pub(crate) use network_setters;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_options_are_taken_and_both_timeouts_have_bounds() {
+        let url = "x:?connect_timeout_ms=20&response_timeout_ms=30&cleanup_in_is_locked=true";
+        let (_, mut options) = UrlOptions::split(url).expect("a URL");
+        let mut network = NetworkOptions::new(Duration::from_secs(1));
+        network.take(&mut options).expect("valid");
+        options.finish("").expect("nothing is left");
+        assert_eq!(network.connect_timeout, Duration::from_millis(20));
+        assert_eq!(network.response_timeout, Duration::from_millis(30));
+        assert!(network.cleanup_in_is_locked);
+        for (connect_ms, response_ms, is_valid) in
+            [(10, 86_400_000, true), (9, 10, false), (10, 9, false), (86_400_001, 10, false)]
+        {
+            network.connect_timeout = Duration::from_millis(connect_ms);
+            network.response_timeout = Duration::from_millis(response_ms);
+            assert_eq!(network.validate().is_ok(), is_valid, "{connect_ms} {response_ms}");
+        }
+    }
+}

@@ -78,3 +78,35 @@ impl<K, V> Shard<K, V> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// Returns how many shards a hundred names use.
+    fn shards_used<K: Spread>(names: impl Iterator<Item = K>) -> usize {
+        let shards = names.take(100).map(|name| name.spread() % Sharded::<K, ()>::COUNT as u64);
+        shards.collect::<HashSet<u64>>().len()
+    }
+
+    #[test]
+    fn keys_and_lock_ids_spread_over_the_shards() {
+        let keys = (0..).map(|number| Key::new(format!("order:{number}")).expect("valid"));
+        assert!(shards_used(keys) > 32);
+        let ids = std::iter::repeat_with(|| LockId::random().expect("randomness"));
+        assert!(shards_used(ids) > 32);
+        // Every one of the first characters counts.
+        let known = LockId::parse("abcdAAAAAAAAAAAAAAAAAA").expect("valid");
+        assert_eq!(known.spread(), ((97 * 31 + 98) * 31 + 99) * 31 + 100);
+    }
+
+    #[test]
+    fn debug_shows_how_many_entries_there_are_and_no_entry() {
+        let map = Sharded::<Key, ()>::new();
+        let key = Key::new("canary").expect("valid");
+        map.shard_of(&key).insert(key.clone(), ());
+        assert_eq!(format!("{map:?}"), "Sharded { len: 1 }");
+    }
+}

@@ -19,3 +19,20 @@ pub(crate) fn check(name: &str) -> Result<()> {
          underscores, not beginning with a digit",
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_letters_digits_and_underscores_and_begins_with_no_digit() {
+        let longest = "a".repeat(LIMIT_BYTES);
+        for valid in ["a", "_", "Locks_2", "_9", &longest] {
+            assert!(check(valid).is_ok(), "{valid}");
+        }
+        let too_long = "a".repeat(LIMIT_BYTES + 1);
+        for invalid in ["", "9a", "a-b", "a b", "a\"b", "é", "aé", "a.b", &too_long] {
+            assert!(check(invalid).is_err(), "{invalid}");
+        }
+    }
+}

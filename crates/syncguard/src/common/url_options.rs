@@ -94,4 +94,16 @@ mod tests {
         assert!(!error.contains("canary"), "{error}");
         assert!(UrlOptions::split("x:#y").is_err());
     }
+
+    #[cfg(feature = "_listener")]
+    #[test]
+    fn a_file_is_read_and_a_missing_one_is_an_error() {
+        let url = "x:?file=Cargo.toml&gone=/no/such/canary";
+        let (_, mut options) = UrlOptions::split(url).expect("a URL");
+        let content = options.take_file("file").expect("readable").expect("given");
+        assert!(content.starts_with(b"[package]"));
+        assert_eq!(options.take_file("file").expect("gone"), None);
+        let error = options.take_file("gone").expect_err("no such file").to_string();
+        assert!(!error.contains("canary"), "{error}");
+    }
 }

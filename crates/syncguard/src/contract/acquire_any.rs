@@ -53,3 +53,23 @@ impl Soonest {
         AcquireAnyOutcome::Contended { expires_in: self.0 }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_soonest_of_several_locks_is_the_first_that_is_known_to_end() {
+        let second = Duration::from_secs;
+        let soonest = |ends: &[Option<u64>]| {
+            let mut soonest = Soonest::default();
+            for end in ends {
+                soonest.add(end.map(second));
+            }
+            soonest.expires_in()
+        };
+        assert_eq!(soonest(&[]), None);
+        assert_eq!(soonest(&[None, Some(3), None]), Some(second(3)));
+        assert_eq!(soonest(&[Some(5), Some(2), Some(4)]), Some(second(2)));
+    }
+}

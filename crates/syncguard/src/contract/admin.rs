@@ -136,3 +136,15 @@ impl Page {
         Self { locks, next }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_keeps_its_place_and_does_not_print_it() {
+        let cursor = Cursor::new("canary");
+        assert_eq!(cursor.place(), "canary");
+        assert_eq!(format!("{cursor:?}"), "Cursor { .. }");
+    }
+}

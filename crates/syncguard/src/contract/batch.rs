@@ -454,6 +454,46 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn no_batch_is_larger_than_its_limit() {
+        let server = Server::with_enough(2, 64);
+        let calls = server.start(1..=6).await;
+        server.permits.add_permits(4);
+        assert_eq!(answers(calls).await, [1, 2, 3, 4, 5, 6]);
+        assert_eq!(server.sent(), [vec![1], vec![2, 3], vec![4, 5], vec![6]]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_batch_without_company_an_operation_is_sent_by_its_caller() {
+        let server = Server::new(64);
+        for (others, sent_by_caller) in [(1, true), (2, false)] {
+            let calls = server.start(0..=others).await;
+            server.permits.add_permits(2);
+            drop(answers(calls).await);
+            settle().await;
+            let next: BoxFuture<'static, _> = Box::pin(Arc::clone(&server).call(9));
+            let (mut next, before) = (next, server.sent().len());
+            assert!(poll_once(&mut next).is_pending());
+            assert_eq!(server.sent().len() > before, sent_by_caller, "{others}");
+            server.permits.add_permits(1);
+            next.await.expect("an answer");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn operations_that_are_started_together_wait_for_a_batch_on_its_way() {
+        let server = Server::new(64);
+        let first = server.start([0]).await;
+        let calls = (1..=2).map(|number| Arc::clone(&server).call(number));
+        let all = tokio::spawn(join_all(calls.collect::<Vec<_>>()));
+        settle().await;
+        assert_eq!(server.sent(), [vec![0]]);
+        server.permits.add_permits(2);
+        drop(all.await.expect("no panic"));
+        assert_eq!(server.sent(), [vec![0], vec![1, 2]]);
+        assert_eq!(answers(first).await, [0]);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn enough_operations_do_not_wait_for_a_batch() {
         let server = Server::with_enough(64, 2);
         let calls = server.start(1..=6).await;

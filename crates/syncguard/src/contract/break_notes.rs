@@ -27,3 +27,27 @@ impl BreakNotes {
         found.map(|(_broken, note)| note.clone())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::hash_id::hash_key;
+
+    #[test]
+    fn the_latest_note_of_a_lock_id_is_found_until_too_many_follow() {
+        let notes = BreakNotes::default();
+        let note = |reason: &str| BreakNote::new(None, Some(reason));
+        let id = |number: usize| hash_key(&number.to_string());
+        notes.add(id(0), note("first"));
+        notes.add(id(0), note("second"));
+        assert_eq!(notes.of(id(0)), Some(note("second")));
+        assert_eq!(notes.of(id(1)), None);
+        for number in 1..BreakNotes::MOST {
+            notes.add(id(number), note("other"));
+        }
+        assert_eq!(notes.of(id(0)), Some(note("second")), "one of as many as are kept");
+        notes.add(id(BreakNotes::MOST), note("other"));
+        assert_eq!(notes.of(id(0)), None);
+        assert_eq!(notes.of(id(1)), Some(note("other")));
+    }
+}

@@ -65,3 +65,14 @@ impl Capabilities {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_authority_has_a_word() {
+        assert_eq!(TimeAuthority::Server.to_string(), "server");
+        assert_eq!(TimeAuthority::Client.to_string(), "client");
+    }
+}

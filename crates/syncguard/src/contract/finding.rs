@@ -53,3 +53,14 @@ impl fmt::Display for Finding {
         f.write_str(&self.text)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_is_displayed_by_its_text() {
+        let finding = Finding::new("fsync", "a crash can lose locks");
+        assert_eq!(finding.to_string(), "a crash can lose locks");
+    }
+}

@@ -397,6 +397,8 @@ mod tests {
         loses_next: AtomicBool,
         /// The next subscription is refused.
         refuses_next: AtomicBool,
+        /// The topics that were unsubscribed.
+        unsubscribed: Mutex<Vec<String>>,
         reports: Mutex<Vec<Reports>>,
     }
 
@@ -444,7 +446,8 @@ mod tests {
             Ok(())
         }
 
-        async fn unsubscribe(&self, _open: &mut (), _topic: &Topic) -> Result<(), Failure> {
+        async fn unsubscribe(&self, _open: &mut (), topic: &Topic) -> Result<(), Failure> {
+            self.0.unsubscribed.lock().expect("no panic").push(topic.name.clone());
             Ok(())
         }
 
@@ -500,6 +503,41 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(5)).await;
             assert_eq!(server.opened(), round + 1);
             assert!(waiting.is_working());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_topic_is_unsubscribed_when_its_last_waiter_is_gone() {
+        let (listener, server) = start();
+        let one = listener.subscribe(&key("k"), Interest::Release).await.expect("works");
+        let other = listener.subscribe(&key("k"), Interest::Release).await.expect("works");
+        let unsubscribed = async || {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            server.unsubscribed.lock().expect("no panic").clone()
+        };
+        #[cfg(feature = "redis")]
+        assert!(server.reports(0).is_awaited("k") && !server.reports(0).is_awaited("other"));
+        drop(one);
+        assert_eq!(unsubscribed().await, Vec::<String>::new());
+        #[cfg(feature = "postgres")]
+        assert!(listener.is_awaited(&key("k")));
+        drop(other);
+        assert_eq!(unsubscribed().await, ["k"]);
+        #[cfg(feature = "redis")]
+        assert!(!server.reports(0).is_awaited("k"));
+        #[cfg(feature = "postgres")]
+        assert!(!listener.is_awaited(&key("k")));
+        assert_eq!(server.opened(), 1, "the connection is kept");
+    }
+
+    #[test]
+    fn the_age_of_a_holder_is_a_number_of_milliseconds() {
+        let age = Duration::from_millis(1_500);
+        assert_eq!(holder_age_text(Some(age)), "1500");
+        assert_eq!(holder_age_text(None), "");
+        assert_eq!(parse_holder_age("1500"), Some(age));
+        for foreign in ["", "-1", "1.5", "soon"] {
+            assert_eq!(parse_holder_age(foreign), None, "{foreign}");
         }
     }
 

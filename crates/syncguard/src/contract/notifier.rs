@@ -284,6 +284,50 @@ mod tests {
     }
 
     #[test]
+    fn a_subscription_counts_notifications_and_knows_whether_it_is_alone() {
+        let notifier = Notifier::in_process();
+        assert_eq!((notifier.is_awaited(&key("a")), notifier.subscribers(&key("a"))), (false, 0));
+        let first = notifier.subscribe(&key("a"));
+        assert_eq!((notifier.is_awaited(&key("a")), notifier.subscribers(&key("a"))), (true, 1));
+        assert!(first.is_alone());
+        let second = notifier.subscribe(&key("a"));
+        assert_eq!(notifier.subscribers(&key("a")), 2);
+        assert!(!first.is_alone());
+        notifier.notify(&key("a"), None);
+        notifier.notify(&key("a"), None);
+        assert_eq!((first.count(), second.count()), (2, 2));
+        // Other processes may wait for the same key.
+        assert!(!Notifier::new().subscribe(&key("a")).is_alone());
+    }
+
+    #[tokio::test]
+    async fn an_age_of_before_an_interruption_is_forgotten() {
+        let notifier = Notifier::new();
+        let mut subscription = notifier.subscribe(&key("a"));
+        notifier.notify(&key("a"), Some(Duration::from_secs(3)));
+        subscription.mark_seen();
+        // A notifier that still works wakes nobody.
+        notifier.set_working(true);
+        assert!(!has_changed(&subscription));
+        notifier.notify(&key("a"), Some(Duration::from_secs(3)));
+        subscription.mark_seen();
+        notifier.set_working(false);
+        notifier.set_working(true);
+        assert_eq!(subscription.notified().await, None);
+    }
+
+    #[test]
+    fn the_hook_learns_each_key_without_waiters() {
+        let (sender, idle) = std::sync::mpsc::channel();
+        let notifier = Notifier::with_idle_hook(move |key| sender.send(key.clone()).expect("open"));
+        let (one, other) = (notifier.subscribe(&key("a")), notifier.subscribe(&key("a")));
+        drop(one);
+        assert!(idle.try_recv().is_err());
+        drop(other);
+        assert_eq!(idle.try_recv().expect("called"), key("a"));
+    }
+
+    #[test]
     fn topics_disappear_with_their_last_subscriber() {
         let notifier = Notifier::new();
         let (first, second) = (notifier.subscribe(&key("a")), notifier.subscribe(&key("a")));

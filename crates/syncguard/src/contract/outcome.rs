@@ -168,3 +168,19 @@ impl Extension {
         self.receipt.as_ref()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_backend_attaches_comes_back() {
+        let at = Timestamp::from_millis(7);
+        let lease: Lease = Lease::new(Fence::FIRST, at).with_receipt(Receipt::new(1_u8));
+        assert_eq!(lease.try_fence(), Some(Fence::FIRST));
+        assert_eq!(lease.receipt().and_then(Receipt::get::<u8>), Some(&1));
+        let extension = Extension::new(at).with_receipt(Receipt::new(2_u8));
+        assert_eq!(extension.receipt().and_then(Receipt::get::<u8>), Some(&2));
+        assert_eq!(extension.receipt().and_then(Receipt::get::<u16>), None);
+    }
+}

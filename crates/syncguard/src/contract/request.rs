@@ -355,3 +355,70 @@ impl ExtendRequest {
         &self.hint
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(text: &str) -> Key {
+        Key::new(text).expect("valid")
+    }
+
+    fn ttl() -> Ttl {
+        Ttl::new(Duration::from_secs(7)).expect("valid")
+    }
+
+    #[test]
+    fn a_request_for_several_locks_has_one_id_ttl_and_holder() {
+        let holder = HolderInfo::of_this_process(Some("x"));
+        let any = AcquireAnyRequest::new([key("a"), key("b")].into(), ttl()).expect("randomness");
+        let any = any.with_holder(Some(holder.clone()));
+        assert_eq!(any.keys(), [key("a"), key("b")]);
+        let one = any.for_key(&key("b"));
+        let part = AcquireAnyRequest::of(&[key("b")], any.first());
+        for request in [&one, part.first()] {
+            assert_eq!((request.key(), request.ttl()), (&key("b"), ttl()));
+            assert!(request.lock_id() == any.first().lock_id());
+            assert_eq!(request.holder(), Some(&holder));
+        }
+        assert_eq!(any.first().key(), &key("a"));
+    }
+
+    #[test]
+    fn a_release_carries_what_it_was_given() {
+        let request = AcquireRequest::new(key("k"), ttl()).expect("randomness");
+        let undo = ReleaseRequest::undo(&request);
+        assert!(undo.is_undo() && undo.lock_id() == request.lock_id());
+        assert_eq!(undo.hint().key, Some(key("k")));
+        assert_eq!((undo.holder_age(), undo.break_note()), (None, None));
+        let note = BreakNote::new(None, Some("stuck"));
+        let hint = Hint::key(key("k")).with_receipt(Some(Receipt::new(3_u8)));
+        let release = ReleaseRequest::new(request.lock_id())
+            .with_hint(hint)
+            .with_holder_age(Duration::from_secs(2))
+            .with_break_note(note.clone());
+        assert!(!release.is_undo());
+        assert_eq!(release.holder_age(), Some(Duration::from_secs(2)));
+        assert_eq!(release.break_note(), Some(&note));
+        let receipt = release.hint().receipt.as_ref().expect("given");
+        assert_eq!(receipt.get::<u8>(), Some(&3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_extend_is_answered_within_its_limit() {
+        let id = LockId::random().expect("randomness");
+        let plain = ExtendRequest::new(id, ttl()).with_hint(Hint::key(key("k")));
+        assert_eq!((plain.ttl(), plain.answer_limit()), (ttl(), None));
+        assert_eq!(plain.hint().key, Some(key("k")));
+        let limited = plain.clone().answer_within(Duration::from_secs(1));
+        assert_eq!(limited.answer_limit(), Some(Duration::from_secs(1)));
+        #[cfg(feature = "_network")]
+        for (request, answer) in [(plain, Some(5)), (limited, None)] {
+            let slow = std::pin::pin!(async {
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                5
+            });
+            assert_eq!(request.bounded(slow).await, answer);
+        }
+    }
+}

@@ -12,8 +12,8 @@ use std::time::Duration;
 use support::{Call, Fault, Faulty, Reports, key, locker, ms, shut_down, ttl_ms};
 use syncguard::backend::ReleaseRequest;
 use syncguard::{
-    ErrorCode, LockBackend, LockGuard, LockOptions, Locker, LostReason, MemoryBackend,
-    ReleaseOutcome, ReleaseSource,
+    ErrorCode, ExtendOutcome, LockBackend, LockGuard, LockOptions, Locker, LostReason,
+    MemoryBackend, ReleaseOutcome, ReleaseSource,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -217,6 +217,38 @@ async fn a_second_release_returns_without_asking_the_store() {
     drop(guard);
     locker.shutdown().await.expect("nothing to do");
     assert_eq!(backend.count(Call::Release), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_another_one_overtakes_is_not_a_loss() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    let guard = locker.lock("k").await.expect("free");
+    backend.fail_next(Call::Release, Fault::Delayed(ms(100)));
+    let (late, first) = tokio::join!(guard.release(), guard.release());
+    assert_eq!(first.expect("works"), ReleaseOutcome::Released);
+    assert!(matches!(late.expect("works"), ReleaseOutcome::NotHeld(_)));
+    assert_eq!(guard.ended(), Some(LostReason::Released));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extend_that_is_dropped_before_it_is_sent_delays_no_other() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    let guard = locker.lock("k").await.expect("free");
+    let task = async {
+        // Then tokio lets the task yield before it polls a branch of a `select!`.
+        while tokio::task::coop::has_budget_remaining() {
+            tokio::task::consume_budget().await;
+        }
+        let extend = pin!(guard.extend(ttl_ms(5_000)));
+        let mut context = Context::from_waker(Waker::noop());
+        let _dropped = extend.poll(&mut context);
+    };
+    task.await;
+    let again = tokio::time::timeout(ms(100), guard.extend(ttl_ms(5_000))).await;
+    let outcome = again.expect("not busy").expect("works");
+    assert!(matches!(outcome, ExtendOutcome::Extended(_)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -138,6 +138,22 @@ async fn validity_counts_from_before_the_request_was_sent() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn work_does_not_start_under_a_lock_that_is_over() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(1_000)));
+    let guard = locker.lock("k").await.expect("free");
+    tokio::time::sleep(ms(3_000)).await;
+    let mut has_started = false;
+    let outcome = guard.run(async { has_started = true }).await;
+    assert_eq!(outcome, Err(LostReason::Expired));
+    assert!(!has_started);
+    assert_eq!(guard.ended(), Some(LostReason::Expired));
+    let guard = locker.lock("k").await.expect("free");
+    tokio::time::sleep(ms(3_000)).await;
+    assert_eq!(guard.ended(), Some(LostReason::Expired), "nothing else has looked at the time");
+}
+
+#[tokio::test(start_paused = true)]
 async fn max_hold_bounds_renewal() {
     let backend = Faulty::new();
     let locker = locker(&backend, renewed().max_hold(ms(10_000)));

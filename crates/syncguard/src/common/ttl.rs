@@ -95,8 +95,13 @@ impl Ttl {
 
     /// Returns the smaller of this TTL and `left`, but at least a millisecond.
     pub(crate) fn at_most(self, left: Duration) -> Self {
+        Self(self.0.min(Self::rest(left).0))
+    }
+
+    /// Returns what is left of a TTL, but at least a millisecond.
+    pub(crate) fn rest(left: Duration) -> Self {
         let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        Self(self.0.min(left_ms).max(1))
+        Self(left_ms.max(1))
     }
 }
 

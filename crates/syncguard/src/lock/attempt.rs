@@ -38,6 +38,13 @@ pub(super) struct LockCall<'a, B> {
     pub(super) hand_over_us: AtomicU32,
 }
 
+impl<B> LockCall<'_, B> {
+    /// Returns the key for errors and events: the first, if any of several locks will do.
+    pub(super) fn shown_key(&self) -> &Key {
+        self.any_of.and_then(|keys| keys.first()).unwrap_or(self.key)
+    }
+}
+
 /// The attempts of one wait.
 ///
 /// An acquisition with an open copy may have taken the lock. Its request is either sent again
@@ -85,7 +92,16 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
         let verdict = acquisition.answered(&answer);
         let found = match (verdict, answer) {
             (Verdict::Granted, Ok(AcquireOutcome::Acquired(lease))) => {
-                return Ok(Attempted::Acquired(self.guard(context, key, acquisition, &lease)));
+                let guard = self.guard(context, key, acquisition, &lease);
+                if !guard.is_valid() {
+                    guard.discard();
+                    return Err(Error::new(
+                        ErrorCode::NetworkTimeout,
+                        "the store granted the lock, but its TTL was over when the answer came",
+                    )
+                    .with_key(self.call.shown_key()));
+                }
+                return Ok(Attempted::Acquired(guard));
             }
             (Verdict::NotGranted, Ok(AcquireOutcome::Contended { expires_in })) => {
                 Ok(Attempted::Contended { expires_in })
@@ -94,8 +110,8 @@ impl<'a, B: LockBackend> Attempts<'a, B> {
                 ErrorCode::Internal,
                 "the backend reported a new request as already used; this is a bug in the backend",
             )
-            .with_key(self.call.key)),
-            (_, Err(error)) => Err(error.with_key(self.call.key)),
+            .with_key(self.call.shown_key())),
+            (_, Err(error)) => Err(error.with_key(self.call.shown_key())),
             // The lease of the granted copy is over; the next attempt makes a new request.
             (_, Ok(_)) => Ok(Attempted::Contended { expires_in: Some(Duration::ZERO) }),
         };

@@ -47,6 +47,9 @@ struct Renewal {
     is_failing: bool,
     /// Whether the lock already lasts until `end`.
     is_complete: bool,
+    /// The number of the last extend before the lock was suspected to be lost. The answer to a later
+    /// one tells whether it is.
+    suspected_after: Option<u32>,
 }
 
 /// An extend that was sent.
@@ -146,6 +149,7 @@ impl LeaseState {
             next_at: self.since + ttl.as_duration() / 3,
             is_failing: false,
             is_complete: false,
+            suspected_after: None,
         });
         self
     }
@@ -195,8 +199,8 @@ impl LeaseState {
         self.lost.clone()
     }
 
-    /// Marks the lock as lost if its time is over.
-    fn expire(&mut self, now: LocalInstant) -> Option<LostReason> {
+    /// Marks the lock as lost if its time is over. Returns `None` if the lease was already over.
+    pub(super) fn expire(&mut self, now: LocalInstant) -> Option<LostReason> {
         if now < self.stop_at() {
             return None;
         }
@@ -220,7 +224,9 @@ impl LeaseState {
             return Step::Lost(reason);
         }
         let (stop_at, believed_until) = (self.stop_at(), self.believed_until());
-        let Some(renewal) = self.renewal.as_mut().filter(|renewal| !renewal.is_complete) else {
+        let is_due =
+            |renewal: &&mut Renewal| !renewal.is_complete || renewal.suspected_after.is_some();
+        let Some(renewal) = self.renewal.as_mut().filter(is_due) else {
             return Step::Wait(stop_at);
         };
         if self.open.is_some() {
@@ -230,10 +236,14 @@ impl LeaseState {
             return Step::Wait(renewal.next_at.min(stop_at));
         }
         let ttl = match renewal.end {
-            // The caller has extended it beyond that.
+            // A renewal, or the caller, has extended it that far.
             Some(end) if end <= believed_until => {
                 renewal.is_complete = true;
-                return Step::Wait(stop_at);
+                if renewal.suspected_after.is_none() {
+                    return Step::Wait(stop_at);
+                }
+                // This only asks whether the lock is held.
+                Ttl::rest(believed_until.since(now))
             }
             Some(end) => renewal.ttl.at_most(end.since(now)),
             None => renewal.ttl,
@@ -241,10 +251,11 @@ impl LeaseState {
         Step::Renew(self.send(ttl, now, true))
     }
 
-    /// Makes the next renewal due now, because the lock may be lost.
+    /// Makes a renewal due now, because the lock may be lost.
     pub(super) fn hurry(&mut self, now: LocalInstant) {
         if let Some(renewal) = &mut self.renewal {
             renewal.next_at = renewal.next_at.min(now);
+            renewal.suspected_after = Some(self.extends_sent);
         }
     }
 
@@ -333,7 +344,13 @@ impl LeaseState {
                 self.unknown_until = self.shortest_unknown.map(|shortest| sent.at + shortest);
                 if let Some(renewal) = &mut self.renewal {
                     renewal.is_failing = false;
-                    renewal.next_at = sent.at + shortest / 3;
+                    renewal.suspected_after =
+                        renewal.suspected_after.filter(|&last| sent.number <= last);
+                    renewal.next_at = if renewal.suspected_after.is_some() {
+                        now
+                    } else {
+                        sent.at + shortest / 3
+                    };
                     // Within a millisecond, the smallest step of a TTL.
                     let reached = sent.until() + Duration::from_millis(1);
                     renewal.is_complete =
@@ -345,6 +362,10 @@ impl LeaseState {
                     let ttl = sent.ttl.as_duration();
                     self.unknown_until = Some(earliest(self.unknown_until, sent.until()));
                     self.shortest_unknown = Some(earliest(self.shortest_unknown, ttl));
+                    if let Some(renewal) = &mut self.renewal {
+                        // It may end sooner.
+                        renewal.is_complete = false;
+                    }
                 }
                 if let Some(renewal) = self.renewal.as_mut().filter(|_| sent.is_renewal) {
                     renewal.is_failing = true;
@@ -462,6 +483,54 @@ mod tests {
         assert_eq!(state.next(at(0)), Step::Wait(at(3)));
         let Step::Renew(sent) = state.next(at(3)) else { panic!("due") };
         assert_eq!(sent.give_up_at, at(6));
+    }
+
+    /// Returns a lease of 9 units that was renewed until its `max_hold` of 12.
+    fn complete() -> LeaseState {
+        let mut state = lease(9).renewed(ttl(9), Some(UNIT * 12));
+        let Step::Renew(sent) = state.next(at(3)) else { panic!("due") };
+        assert_eq!(state.extend_ended(sent, ExtendAnswer::Extended, at(3)), AfterExtend::Noted);
+        assert_eq!(state.next(at(7)), Step::Wait(at(12)), "no more renewals");
+        state
+    }
+
+    #[test]
+    fn a_suspected_loss_is_checked_although_renewal_is_complete() {
+        let mut state = complete();
+        state.hurry(at(8));
+        let Step::Renew(sent) = state.next(at(8)) else { panic!("suspected") };
+        assert_eq!(sent.ttl, ttl(4), "it neither lengthens nor shortens the lock");
+        assert_eq!(state.extend_ended(sent, ExtendAnswer::Unknown, at(8)), AfterExtend::Noted);
+        assert_eq!(state.next(at(8)), Step::Wait(at(8) + Duration::from_millis(750)));
+        let Step::Renew(sent) = state.next(at(9)) else { panic!("still suspected") };
+        assert_eq!(state.extend_ended(sent, ExtendAnswer::Extended, at(9)), AfterExtend::Noted);
+        assert_eq!(state.next(at(10)), Step::Wait(at(12)), "it was held");
+        state.hurry(at(10));
+        let Step::Renew(sent) = state.next(at(10)) else { panic!("suspected again") };
+        let gone = ExtendAnswer::NotHeld(LostReason::NotHeld);
+        let lost = AfterExtend::Lost(LostReason::NotHeld);
+        assert_eq!(state.extend_ended(sent, gone, at(10)), lost);
+    }
+
+    #[test]
+    fn a_suspicion_outlives_the_answer_to_an_older_extend() {
+        let mut state = renewed(9);
+        let Step::Renew(sent) = state.next(at(3)) else { panic!("due") };
+        state.hurry(at(4));
+        assert_eq!(state.extend_ended(sent, ExtendAnswer::Extended, at(4)), AfterExtend::Noted);
+        let Step::Renew(sent) = state.next(at(4)) else { panic!("suspected") };
+        assert_eq!(state.extend_ended(sent, ExtendAnswer::Extended, at(4)), AfterExtend::Noted);
+        assert_eq!(state.next(at(4)), Step::Wait(at(7)));
+    }
+
+    #[test]
+    fn a_shorter_extend_of_unknown_outcome_is_renewed_again() {
+        let mut state = complete();
+        let sent = send(&mut state, 2, at(8));
+        assert_eq!(state.extend_ended(sent, ExtendAnswer::Unknown, at(8)), AfterExtend::Noted);
+        assert_eq!(state.believed_until(), at(10));
+        let Step::Renew(sent) = state.next(at(8)) else { panic!("it may end early") };
+        assert_eq!(sent.ttl, ttl(4));
     }
 
     #[test]

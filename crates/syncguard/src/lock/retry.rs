@@ -208,6 +208,37 @@ mod tests {
     }
 
     #[test]
+    fn a_policy_is_what_was_set() {
+        let policy = RetryPolicy::default()
+            .max_retries(3)
+            .delay(MS(10))
+            .backoff(Backoff::Fixed)
+            .jitter(Jitter::Full)
+            .max_delay(MS(7));
+        let expected = RetryPolicy {
+            max_retries: Some(3),
+            delay: MS(10),
+            backoff: Backoff::Fixed,
+            jitter: Jitter::Full,
+            max_delay: Some(MS(7)),
+        };
+        assert_eq!(policy, expected);
+    }
+
+    #[test]
+    fn jitter_takes_none_half_or_all_of_a_delay() {
+        for (jitter, at_0, at_half, at_1) in [
+            (Jitter::None, 200, 200, 200),
+            (Jitter::Equal, 100, 150, 200),
+            (Jitter::Full, 0, 100, 200),
+        ] {
+            let policy = RetryPolicy::default().jitter(jitter);
+            let delays = [0.0, 0.5, 1.0].map(|random| policy.delay_for(2, random));
+            assert_eq!(delays, [at_0, at_half, at_1].map(MS), "{jitter:?}");
+        }
+    }
+
+    #[test]
     fn the_cap_adds_attempts_and_does_not_shorten_the_wait() {
         let policy = RetryPolicy {
             delay: MS(4000),
@@ -241,6 +272,7 @@ mod tests {
         let policy = RetryPolicy { delay: MS(900), jitter: Jitter::None, ..RetryPolicy::default() };
         let mut schedule = Schedule::new(policy, Some(MS(1000)));
         assert_eq!(schedule.next(MS(0), None, 0.0), Next::AskAt(MS(900)));
+        assert_eq!(schedule.next(MS(900), None, 0.0), Next::AskAt(MS(900)), "the timer is due");
         schedule.timer_fired(MS(900));
         assert_eq!(schedule.next(MS(900), None, 0.0), Next::WaitForTimeout);
         let mut long = Schedule::new(policy, Some(MS(800)));

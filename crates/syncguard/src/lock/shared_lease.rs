@@ -168,9 +168,18 @@ impl<B: LockBackend> SharedLease<B> {
         self.inner().state.remaining(self.now())
     }
 
-    /// Returns why the lease is over, or `None` while the lock is held.
+    /// Returns why the lease is over, or `None` while the lock is held. Reports a loss that nothing
+    /// else has noticed.
     pub(super) fn end(&self) -> Option<LostReason> {
-        self.inner().state.end()
+        let now = self.now();
+        let (lost, end) = {
+            let mut inner = self.inner();
+            (inner.state.expire(now), inner.state.end())
+        };
+        if let Some(reason) = lost {
+            self.report_loss(reason);
+        }
+        end
     }
 
     /// Records that a task watches the lease. Returns `false` if the lease already had one.
@@ -209,7 +218,10 @@ impl<B: LockBackend> SharedLease<B> {
 
     /// Waits until the lease is over. A task must watch the time: see [`Self::claim_task`].
     pub(super) async fn ended(&self) -> LostReason {
-        self.watch(LeaseState::end).await
+        match self.end() {
+            Some(reason) => reason,
+            None => self.watch(LeaseState::end).await,
+        }
     }
 
     /// Waits until the guard lets go of the lock.
@@ -339,11 +351,20 @@ impl<B: LockBackend> SharedLease<B> {
             Some(rest) => self.note_later(rest, sent),
             None => self.note(sent, ExtendAnswer::Unknown),
         };
-        let call = DetachOnDrop::new(call, detach);
+        let mut call = DetachOnDrop::new(call, detach);
+        // No extend is sent after a release, and one in progress does not continue.
+        let mut let_go = pin!(self.let_go_by_guard());
+        if poll_once(let_go.as_mut()).await.is_ready() {
+            return Ok(GONE);
+        }
+        // Begun here, because `select!` may yield before it polls anything: if dropped then, the
+        // extend would count as sent and never end.
+        if let Poll::Ready(reply) = poll_once(Pin::new(&mut call)).await {
+            return self.note_reply(sent, reply);
+        }
         tokio::select! {
             biased;
-            // No extend is sent after a release, and one in progress does not continue.
-            () = self.let_go_by_guard() => Ok(GONE),
+            () = let_go => Ok(GONE),
             reply = call => self.note_reply(sent, reply),
             () = self.context.engine.ticker.sleep_until(sent.give_up_at) => {
                 self.note(sent, ExtendAnswer::Unknown);
@@ -490,8 +511,11 @@ impl<B: LockBackend> SharedLease<B> {
         match answer {
             Ok(answer) => {
                 let lost = self.settle(|inner| {
-                    inner.release = ReleaseState::Answered;
-                    let was_lost = matches!(answer, ReleaseOutcome::NotHeld(_)) && !may_have_worked;
+                    let before = std::mem::replace(&mut inner.release, ReleaseState::Answered);
+                    // Another call may have released it meanwhile.
+                    let was_lost = matches!(answer, ReleaseOutcome::NotHeld(_))
+                        && !may_have_worked
+                        && before != ReleaseState::Answered;
                     if was_lost { inner.state.mark_not_held() } else { None }
                 });
                 if let Some(reason) = lost {

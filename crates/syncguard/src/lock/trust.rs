@@ -110,11 +110,16 @@ impl Trust {
     }
 
     /// Returns how long to wait before asking without a notification: a small part of the time for
-    /// which the holder has been seen.
-    pub(super) fn interval(&self, now: LocalInstant, random: f64) -> Duration {
+    /// which the holder has been seen, or for which the waiter has waited if no holder is known.
+    pub(super) fn interval(
+        &self,
+        now: LocalInstant,
+        waiting_since: LocalInstant,
+        random: f64,
+    ) -> Duration {
         const LEAST: Duration = Duration::from_millis(3);
-        let seen = self.holder.as_ref().map_or(Duration::ZERO, |holder| now.since(holder.since));
-        (seen / 8).max(LEAST).mul_f64(0.5 + random / 2.0)
+        let since = self.holder.as_ref().map_or(waiting_since, |holder| holder.since);
+        (now.since(since) / 8).max(LEAST).mul_f64(0.5 + random / 2.0)
     }
 
     fn hit(&mut self) {
@@ -198,9 +203,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_longer_a_holder_is_seen_the_less_often_is_asked() {
         let (start, mut trust) = (start(), Trust::default());
-        assert_eq!(trust.interval(start, 1.0), MS(3));
+        assert_eq!(trust.interval(start, start, 1.0), MS(3));
+        assert_eq!(trust.interval(start + MS(8000), start, 1.0), MS(1000), "as for a known holder");
         assert_eq!(trust.contended(start, TTL, 7), Sighting::Known);
-        assert_eq!(trust.interval(start + MS(8000), 1.0), MS(1000));
-        assert_eq!(trust.interval(start + MS(8000), 0.0), MS(500));
+        assert_eq!(trust.interval(start + MS(8000), start, 1.0), MS(1000));
+        assert_eq!(trust.interval(start + MS(8000), start, 0.0), MS(500));
     }
 }

@@ -34,7 +34,9 @@ pub(super) struct Wait<'a, B: LockBackend> {
     call: LockCall<'a, B>,
     /// The error of the last attempt, if the wait continued through it.
     last_error: Mutex<Option<Error>>,
-    /// Whether the wait timed out after such an error.
+    /// Whether the store has answered an attempt.
+    was_answered: AtomicBool,
+    /// Whether the wait timed out after such an error, or without an answer.
     has_failed: AtomicBool,
     /// How many tasks of this process held or waited for the lock before.
     queued_behind: AtomicU32,
@@ -72,6 +74,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 hand_over_us: AtomicU32::new(0),
             },
             last_error: Mutex::new(None),
+            was_answered: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
             queued_behind: AtomicU32::new(0),
             was_queued: AtomicBool::new(false),
@@ -244,7 +247,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     /// Reports once that this call has to wait.
     fn note_waiting(&self) {
         if !self.was_queued.swap(true, Ordering::Relaxed) {
-            self.call.context.report(self.call.key, None, || EngineEventKind::Waiting);
+            self.call.context.report(self.call.shown_key(), None, || EngineEventKind::Waiting);
         }
     }
 
@@ -343,6 +346,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         head: &mut QueueHead,
         answer: Result<Attempted<B>>,
     ) -> Result<Attempted<B>> {
+        self.was_answered.store(true, Ordering::Relaxed);
         *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) =
             answer.as_ref().err().cloned();
         match answer {
@@ -447,7 +451,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             None
         } else {
             // Without notifications, the lock changes hands unnoticed.
-            let interval = head.trust.interval(ticker.now(), random_fraction());
+            let interval = head.trust.interval(ticker.now(), self.call.started, random_fraction());
             expires_in.map(|_is_answered| interval.min(poll_interval))
         };
         let ask_at = self.next_retry(schedule, cap)?;
@@ -577,11 +581,16 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             _ => format!(" ({attempts} attempts)"),
         };
         let message = format!("the lock was not acquired within {elapsed_ms} ms{why}");
-        let error = Error::new(ErrorCode::AcquisitionTimeout, message).with_key(self.call.key);
-        match self.last_error.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(last_error) => {
+        let error =
+            Error::new(ErrorCode::AcquisitionTimeout, message).with_key(self.call.shown_key());
+        let last_error = self.last_error.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let is_unanswered = attempts > 0 && !self.was_answered.load(Ordering::Relaxed);
+        let unanswered =
+            || Error::new(ErrorCode::NetworkTimeout, "the store did not answer in time");
+        match last_error.or_else(|| is_unanswered.then(unanswered)) {
+            Some(cause) => {
                 self.has_failed.store(true, Ordering::Relaxed);
-                error.with_source(last_error)
+                error.with_source(cause)
             }
             None => error,
         }
@@ -602,14 +611,14 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         } else {
             Error::canceled("the wait for the lock was canceled")
         };
-        error.with_key(self.call.key)
+        error.with_key(self.call.shown_key())
     }
 }
 
 impl<B: LockBackend> Drop for Wait<'_, B> {
     fn drop(&mut self) {
         let fence = Fence::new(self.fence).ok().filter(|fence| fence.get() > 0);
-        self.call.context.report(self.call.key, fence, || EngineEventKind::Waited {
+        self.call.context.report(self.call.shown_key(), fence, || EngineEventKind::Waited {
             outcome: self.outcome,
             waited: self.call.context.engine.ticker.now().since(self.call.started),
             was_queued: self.was_queued.load(Ordering::Relaxed),

@@ -165,12 +165,13 @@ impl Fairness {
         true
     }
 
-    /// Records a grant to this process. A gap in the fences means that another process held the
-    /// lock in between.
+    /// Records a grant to this process. After a gap in the fences, another process may have had the
+    /// lock in between. It may not, if a `try_lock` of this process had it, or if fences come from
+    /// the clock; so hand-overs in a row still count.
     pub(super) fn granted(&mut self, fence: Option<Fence>) {
         let next = self.last.map(|last| last.get() + 1);
         if next.is_some() && next != fence.map(Fence::get) {
-            self.met_others();
+            self.allowed = Self::LEAST;
         }
         self.last = fence;
     }
@@ -375,6 +376,8 @@ impl Drop for Ticket<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contract::detach::poll_once;
+    use crate::contract::notifier::Notifier;
     use crate::lock::clock::{LocalClock, Ticker};
 
     struct NoHolder;
@@ -410,7 +413,8 @@ mod tests {
             wait_queues.enter(key).queue.note_trust(&Trust::doubtful());
         }
         assert!(is_doubted(&keys[99]) && is_doubted(&keys[99]));
-        assert!(!is_doubted(&keys[0]), "only the last keys are remembered");
+        let remembered = keys.iter().filter(|key| is_doubted(key)).count();
+        assert_eq!(remembered, 64, "only the last keys are remembered");
     }
 
     #[tokio::test]
@@ -430,6 +434,81 @@ mod tests {
         wait_queues.wake_head(&key);
     }
 
+    #[tokio::test]
+    async fn a_queue_knows_its_holder_and_whether_the_lock_may_have_expired() {
+        let wait_queues = WaitQueues::new();
+        let key = Key::new("k").expect("valid");
+        let until = Ticker::new(LocalClock::Tokio, tokio::runtime::Handle::current()).now();
+        assert!(!wait_queues.is_wanted(&key) && !wait_queues.has_holder(&key));
+        let waiter = wait_queues.enter(&key);
+        assert!(wait_queues.is_wanted(&key));
+        assert!(!wait_queues.has_holder(&key) && !wait_queues.is_held(&key));
+        let holder: Arc<dyn LocalHolder> = Arc::new(NoHolder);
+        let owner = wait_queues.enter(&key);
+        owner.hold(until, Arc::downgrade(&holder));
+        drop(owner);
+        assert_eq!((waiter.ahead, wait_queues.enter(&key).ahead), (0, 2));
+        assert!(wait_queues.has_holder(&key) && wait_queues.is_held(&key));
+        assert_eq!(wait_queues.holders().len(), 1);
+        waiter.queue.set_overdue();
+        assert!(wait_queues.has_holder(&key) && !wait_queues.is_held(&key));
+        wait_queues.note_released(&key, &*holder);
+        assert!(!wait_queues.has_holder(&key) && wait_queues.holders().is_empty());
+        waiter.queue.released.notified().await;
+        wait_queues.wake_head(&key);
+        waiter.queue.released.notified().await;
+    }
+
+    #[tokio::test]
+    async fn a_head_hears_all_its_keys_and_works_only_with_all_of_them() {
+        let notifiers = [Notifier::new(), Notifier::in_process()];
+        let keys = ["a", "b"].map(|key| Key::new(key).expect("valid"));
+        let mut head = QueueHead::default();
+        assert!(!head.is_notified() && !head.is_alone());
+        head.subscriptions = vec![notifiers[1].subscribe(&keys[1])];
+        assert!(head.is_notified() && head.is_alone());
+        head.subscriptions.push(notifiers[0].subscribe(&keys[0]));
+        assert!(head.is_notified() && !head.is_alone());
+        notifiers[0].set_working(false);
+        assert!(!head.is_notified());
+        notifiers[0].set_working(true);
+        assert!(head.is_notified());
+        head.mark_seen();
+        let age = Duration::from_secs(3);
+        for (notifier, key) in notifiers.iter().zip(&keys) {
+            let before = head.notifications();
+            notifier.notify(key, Some(age));
+            assert_eq!(head.notifications(), before + 1);
+            assert_eq!(head.notified().await, Some(age));
+        }
+        notifiers[0].notify(&keys[0], Some(age));
+        head.mark_seen();
+        let next = std::pin::pin!(head.notified());
+        assert!(poll_once(next).await.is_pending());
+    }
+
+    #[test]
+    fn a_waiter_pauses_for_longer_the_later_it_came() {
+        let ms = Duration::from_millis;
+        let pause = |waited, holder_age| pause_in_order(ms(waited), ms(holder_age)).as_micros();
+        // A step is 1.6 ms if the holder has waited for at least 1,024 ms.
+        for (waited, pause_us) in [
+            (0, 16_000),
+            (512, 14_400),
+            (768, 12_800),
+            (1_023, 3_200),
+            (1_024, 3_200),
+            (2_048, 1_600),
+        ] {
+            assert_eq!(pause(waited, 1_024), pause_us, "{waited}");
+        }
+        // A shorter wait means shorter steps, and no order below 200 ms.
+        assert_eq!(pause(0, 640), 10_000);
+        assert_eq!(pause(100, 200), 2_812);
+        assert_eq!(pause(0, 199), 0);
+        assert!(is_worth_order(ms(200)) && !is_worth_order(ms(199)));
+    }
+
     #[test]
     fn a_gap_in_the_fences_reveals_another_process() {
         let fence = |number| Fence::new(number).ok();
@@ -437,8 +516,10 @@ mod tests {
         fairness.granted(fence(7));
         fairness.granted(fence(8));
         assert_eq!(fairness.allowed, 64);
+        fairness.in_a_row = 3;
         fairness.granted(fence(10));
         assert_eq!(fairness.allowed, Fairness::LEAST);
+        assert_eq!(fairness.in_a_row, 3, "a task of this process may have had it in between");
     }
 
     #[test]

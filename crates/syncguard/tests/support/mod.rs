@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use syncguard::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Clock, ExtendRequest, Fenced, Notifier,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, Clock, ExtendRequest, Fenced, Notifier,
     ReleaseRequest, StoredLock, Subscription, TimeAuthority,
 };
 use syncguard::memory::MemoryConfig;
 use syncguard::testing::LocalClock;
 use syncguard::{
-    Error, ErrorCode, ExtendOutcome, Key, LockBackend, LockId, LockOptions, Locker, MemoryBackend,
-    ReleaseOutcome, Result, Timestamp, Ttl,
+    Error, ErrorCode, ExtendOutcome, FenceSource, Key, LockBackend, LockId, LockOptions, Locker,
+    MemoryBackend, ReleaseOutcome, Result, Timestamp, Ttl,
 };
 use tokio::time::Instant;
 
@@ -89,6 +89,13 @@ impl Faulty {
             silence: None,
             lookups_take: Duration::ZERO,
         }
+    }
+
+    /// Takes fences from the clock.
+    pub(crate) fn with_clock_fences() -> Self {
+        let clock = Arc::new(VirtualClock(Instant::now()));
+        let config = MemoryConfig::default().clock(clock).fences(FenceSource::Clock);
+        Self { inner: MemoryBackend::with_config(config), ..Self::new() }
     }
 
     /// Makes every lookup take this long.
@@ -203,6 +210,10 @@ impl LockBackend for Faulty {
 
     async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
         self.inner.lookup_id(lock_id).await
+    }
+
+    fn admin(&self) -> Option<Arc<dyn Admin>> {
+        self.inner.admin()
     }
 
     async fn subscribe(&self, key: &Key) -> Option<Subscription> {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use syncguard::diagnostics::{self, LockInfoRaw};
-use syncguard::primitives::{MAX_KEYS, MAX_PERMITS, Observation, Permit, Role};
+use syncguard::primitives::{MAX_KEYS, MAX_PERMITS, Observation, Permit, Role, Semaphore};
 use syncguard::testing::{FaultLayer, Faulty, LocalClock, paused_locker};
 use syncguard::{
     CancellationToken, ErrorCode, LockBackend, LockOptions, Locker, LostReason, MemoryBackend,
@@ -379,7 +379,8 @@ async fn a_set_without_time_makes_no_attempt() {
 async fn the_timeout_of_a_set_limits_everything_that_it_does() {
     let timeout = Duration::from_secs(1);
     // Each lock expires before its grant is known, so that a set is never complete.
-    let (locker, faults) = paused(LockOptions::default().ttl(Duration::from_millis(20)));
+    let options = LockOptions::default().ttl(Duration::from_millis(20));
+    let (locker, faults) = paused(options.retry_on_error(true));
     faults.delay(Duration::from_millis(30));
     let started = tokio::time::Instant::now();
     let error = locker.lock_all(["a", "b"]).timeout(timeout).await.expect_err("never complete");
@@ -414,6 +415,93 @@ async fn the_timeout_of_a_set_limits_everything_that_it_does() {
         assert!(started.elapsed() <= timeout * 2, "{:?}", started.elapsed());
         drop(held);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_at_several_locks_keeps_to_the_timeout_while_it_gives_back() {
+    let timeout = Duration::from_secs(1);
+    for several_permits in [false, true] {
+        let (locker, faults) = paused(LockOptions::default().timeout(timeout));
+        let semaphore = locker.semaphore("gpu", 2).expect("valid");
+        let held = locker.lock("b").await.expect("free");
+        let permit = semaphore.acquire().await.expect("free");
+        faults.delay(Duration::from_millis(10));
+        let stall = async {
+            // While both locks are asked for, of which one is held.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            faults.delay(Duration::from_mins(1));
+            std::future::pending::<()>().await;
+        };
+        let attempt = async {
+            if several_permits {
+                semaphore.try_acquire_many(2).await.map(|permits| permits.is_some())
+            } else {
+                locker.try_lock_all(["a", "b"]).await.map(|guard| guard.is_some())
+            }
+        };
+        let started = tokio::time::Instant::now();
+        let error = tokio::select! {
+            outcome = attempt => outcome.expect_err("the store stalls"),
+            () = stall => unreachable!("it never ends"),
+        };
+        assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+        assert!(started.elapsed() <= timeout * 2, "{:?}", started.elapsed());
+        drop((held, permit));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_time_no_permits_are_asked_for() {
+    let (locker, faults) = paused(LockOptions::default().timeout(Duration::ZERO));
+    // Whatever reaches the store fails with another code.
+    faults.fail_always(ErrorCode::ServiceUnavailable);
+    let semaphore = locker.semaphore("gpu", 3).expect("valid");
+    for count in [1, 2] {
+        let error = semaphore.acquire_many(count).await.expect_err("no time");
+        assert_eq!(error.code(), ErrorCode::AcquisitionTimeout, "{count}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_waiter_learns_of_a_larger_number_of_permits() {
+    let options = LockOptions::default().ttl(Duration::from_mins(1));
+    let (locker, _faults) = paused(options.clone());
+    let other = || {
+        let other = Locker::builder(locker.backend().clone()).clock(LocalClock::Tokio);
+        other.options(options.clone()).build().expect("inside a runtime")
+    };
+    // Another process has four permits, of which the first and the last are held.
+    let mut held = locker.semaphore("gpu", 4).expect("valid").acquire_many(4).await.expect("free");
+    held.retain(|permit| permit.slot() % 3 == 0);
+    let waiting = |semaphore: Semaphore<_>| tokio::spawn(async move { semaphore.acquire().await });
+    let one = other().semaphore("gpu", 1).expect("valid");
+    let first = waiting(one.clone());
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let second = waiting(one);
+    for waiter in [first, second] {
+        let permit = waiter.await.expect("no panic").expect("one is free");
+        assert!([1, 2].contains(&permit.slot()));
+        held.push(permit);
+    }
+    // The same, if a program that waits names a larger number itself.
+    let program = other();
+    let all = program.semaphore("fpga", 1).expect("valid").acquire().await.expect("free");
+    let waiter = waiting(program.semaphore("fpga", 1).expect("valid"));
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let larger = waiting(program.semaphore("fpga", 3).expect("valid"));
+    for waiter in [waiter, larger] {
+        held.push(waiter.await.expect("no panic").expect("two are free"));
+    }
+    drop(all);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_of_a_wait_for_a_permit_names_a_slot() {
+    let (locker, _faults) = paused(LockOptions::default());
+    let semaphore = locker.semaphore("gpu", 1).expect("valid");
+    let permit = semaphore.acquire().await.expect("free");
+    let error = semaphore.acquire().await.expect_err("held");
+    assert_eq!(error.key(), Some(permit.guard().key()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -42,6 +42,27 @@ pub(super) async fn give_back<B: LockBackend>(guards: Vec<LockGuard<B>>) {
     join_all(guards.iter().map(LockGuard::finish)).await;
 }
 
+/// Makes attempts at the same time. If one of them gets nothing, gives back what the others got.
+pub(super) async fn all_or_none<B: LockBackend, T>(
+    attempts: impl IntoIterator<Item = impl Future<Output = Result<Option<T>>>>,
+    into_guard: impl Fn(T) -> LockGuard<B>,
+) -> Result<Option<Vec<T>>> {
+    let tried = join_all(attempts).await;
+    let count = tried.len();
+    let (mut taken, mut refusal) = (Vec::new(), None);
+    for attempt in tried {
+        match attempt {
+            Ok(got) => taken.extend(got),
+            Err(error) => refusal = Some(error),
+        }
+    }
+    if taken.len() == count {
+        return Ok(Some(taken));
+    }
+    give_back(taken.into_iter().map(into_guard).collect()).await;
+    refusal.map_or(Ok(None), Err)
+}
+
 /// Limits a call that takes several locks, with everything that it does between its waits. Returns
 /// `None` when its time is over. What it holds then is released in the background.
 pub(super) async fn bounded<B: LockBackend, T>(

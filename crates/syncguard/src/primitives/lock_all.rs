@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::holding::{bounded, extend, give_back, keep};
+use super::holding::{all_or_none, bounded, extend, give_back, keep};
 use super::multi_guard::MultiGuard;
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::join::join_all;
@@ -144,20 +144,14 @@ impl<B: LockBackend> LockAllRequest<B> {
     /// they get are released.
     pub async fn try_now(self) -> Result<Option<MultiGuard<B>>> {
         let (locker, keys) = self.begin()?;
-        let tried = join_all(keys.iter().map(|key| locker.try_lock(key))).await;
-        let (mut taken, mut refusal) = (Vec::new(), None);
-        for attempt in tried {
-            match attempt {
-                Ok(Some(guard)) => taken.push(guard),
-                Ok(None) => {}
-                Err(error) => refusal = Some(error),
-            }
-        }
-        if taken.len() == keys.len() {
-            return Ok(Some(MultiGuard::new(taken)));
-        }
-        give_back(taken).await;
-        refusal.map_or(Ok(None), Err)
+        // As for one lock, no time means one attempt without a limit.
+        let timeout = locker.options().timeout.filter(|timeout| !timeout.is_zero());
+        let taking = Taking::new(&locker, &keys, timeout);
+        let tried = async {
+            let tried = keys.iter().map(|key| locker.try_lock(key));
+            Ok(all_or_none(tried, |guard| guard).await?.map(MultiGuard::new))
+        };
+        bounded(&locker, taking.deadline, tried).await?.ok_or_else(|| taking.timed_out())
     }
 
     /// Waits for at most this long. Returns `None` if one of the locks is still held then.
@@ -187,9 +181,7 @@ impl<B: LockBackend> LockAllRequest<B> {
 
     async fn take(self) -> Result<MultiGuard<B>> {
         let (locker, keys) = self.begin()?;
-        let started = locker.now();
-        let deadline = locker.options().timeout.map(|timeout| started + timeout);
-        let taking = Taking { locker: &locker, keys: &keys, started, deadline };
+        let taking = Taking::new(&locker, &keys, locker.options().timeout);
         let taken = async {
             loop {
                 if let Some(guards) = taking.all().await? {
@@ -197,7 +189,7 @@ impl<B: LockBackend> LockAllRequest<B> {
                 }
             }
         };
-        bounded(&locker, deadline, taken).await?.ok_or_else(|| taking.timed_out())
+        bounded(&locker, taking.deadline, taken).await?.ok_or_else(|| taking.timed_out())
     }
 }
 
@@ -224,7 +216,12 @@ struct Taking<'a, B: LockBackend> {
     deadline: Option<LocalInstant>,
 }
 
-impl<B: LockBackend> Taking<'_, B> {
+impl<'a, B: LockBackend> Taking<'a, B> {
+    fn new(locker: &'a Locker<B>, keys: &'a [Key], timeout: Option<Duration>) -> Self {
+        let started = locker.now();
+        Self { locker, keys, started, deadline: timeout.map(|timeout| started + timeout) }
+    }
+
     /// Takes all locks. Returns `None` if one of them was lost while others were waited for.
     ///
     /// What is held always belongs to the smallest keys, and grows by at least one lock with every

@@ -1,11 +1,16 @@
 //! Semaphores: at most a number of holders at a time.
 
+use std::convert::Infallible;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::future::pending;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::holding::{bounded, extend, give_back, keep};
+use tokio::sync::watch;
+
+use super::holding::{all_or_none, bounded, extend, give_back, keep};
 use super::names::{gate_key, slot_key, slot_of};
 use super::permit::Permit;
 use crate::common::backoff::random_fraction;
@@ -14,6 +19,7 @@ use crate::common::join::join_all;
 use crate::common::key::Key;
 use crate::common::sync::Mutex;
 use crate::contract::LockBackend;
+use crate::lock::clock::LocalInstant;
 use crate::lock::guard::LockGuard;
 use crate::lock::lock_request::LockRequest;
 use crate::lock::locker::Locker;
@@ -57,7 +63,9 @@ impl<B: LockBackend> Locker<B> {
 /// * A permit is a lock: it has a TTL, a fence and a holder, and a crashed process loses its
 ///   permits after their TTL.
 /// * Tasks of one process are served in order. Between processes there is no strict order.
-/// * A free permit costs one request, also if there are many; for more than 64 permits at most two.
+/// * A free permit costs one request on memory, SQLite, PostgreSQL and Redis, for more than 64
+///   permits at most two; on Firestore, and on Redis with shards or `wait_for_replicas`, it costs
+///   one lookup per slot and an acquire.
 /// * It limits how many hold a permit at the same time, not how many get one per second: it is not
 ///   a rate limiter.
 /// * Waiters are woken by the store, where it can do that, for up to 64 slots. Of a larger
@@ -89,7 +97,7 @@ pub struct Semaphore<B: LockBackend> {
 
 /// What all semaphores of one name share within a process.
 struct Slots {
-    count: AtomicU32,
+    count: watch::Sender<u32>,
     /// The keys of the slots, made when they are first needed.
     keys: Mutex<Arc<[Key]>>,
     has_warned: AtomicBool,
@@ -99,7 +107,7 @@ struct Slots {
 impl Slots {
     fn new(count: u32) -> Self {
         Self {
-            count: AtomicU32::new(count),
+            count: watch::Sender::new(count),
             keys: Mutex::new(Arc::default()),
             has_warned: AtomicBool::new(false),
             has_looked: AtomicBool::new(false),
@@ -107,12 +115,17 @@ impl Slots {
     }
 
     fn count(&self) -> u32 {
-        self.count.load(Ordering::SeqCst)
+        *self.count.borrow()
     }
 
     /// Takes the larger of two numbers, and warns once if they differ.
     fn settle_on(&self, count: u32, name: &Key) {
-        let before = self.count.fetch_max(count, Ordering::SeqCst);
+        let mut before = count;
+        self.count.send_if_modified(|largest| {
+            before = *largest;
+            *largest = count.max(before);
+            before < count
+        });
         if before != count && !self.has_warned.swap(true, Ordering::SeqCst) {
             tracing::warn!(
                 key_hash = %name.hash_id(),
@@ -139,33 +152,25 @@ impl<B: LockBackend> Semaphore<B> {
     /// Dropping the future gives up the place in the queue. A permit that it gets meanwhile is
     /// given back in the background.
     pub async fn acquire(&self) -> Result<Permit<B>> {
-        /// When a waiter looks whether others have a larger number of permits.
-        const LOOK_AFTER: Duration = Duration::from_millis(500);
+        let started = self.locker.now();
+        let mut count = self.slots.count.subscribe();
         let mut request = self.request();
-        if !self.slots.has_looked.load(Ordering::SeqCst) {
-            let started = self.locker.now();
+        let mut look = pin!(self.look_for_more());
+        loop {
             tokio::select! {
                 biased;
                 guard = &mut request => return Ok(self.permit(guard?)),
-                () = self.locker.sleep(LOOK_AFTER) => {}
+                never = look.as_mut() => match never {},
+                // The semaphore, which has the sender, exists.
+                _changed = count.changed() => {}
             }
-            let before = self.permits();
-            if !self.slots.has_looked.swap(true, Ordering::SeqCst) {
-                tokio::select! {
-                    biased;
-                    guard = &mut request => return Ok(self.permit(guard?)),
-                    () = self.look_for_more() => {}
-                }
-            }
-            if self.permits() > before {
-                request = self.request();
-                if let Some(timeout) = self.locker.options().timeout {
-                    request =
-                        request.timeout(timeout.saturating_sub(self.locker.now().since(started)));
-                }
+            // There are more slots than this request asks for.
+            request = self.request();
+            if let Some(timeout) = self.locker.options().timeout {
+                let waited = self.locker.now().since(started);
+                request = request.timeout(timeout.saturating_sub(waited));
             }
         }
-        Ok(self.permit(request.await?))
     }
 
     /// Takes a permit if one is free: one attempt, without queueing. Returns `None` if all are
@@ -198,6 +203,9 @@ impl<B: LockBackend> Semaphore<B> {
         }
         let options = self.locker.options();
         let started = self.locker.now();
+        if options.timeout == Some(Duration::ZERO) {
+            return Err(self.timed_out(count, started));
+        }
         let deadline = options.timeout.map(|timeout| started + timeout);
         let left = || deadline.map(|deadline| deadline.since(self.locker.now()));
         let acquired = async {
@@ -222,11 +230,14 @@ impl<B: LockBackend> Semaphore<B> {
                 }
             }
         };
-        bounded(&self.locker, deadline, acquired).await?.ok_or_else(|| {
-            let elapsed_ms = self.locker.now().since(started).as_millis();
-            let message = format!("{count} permits were not acquired within {elapsed_ms} ms");
-            Error::new(ErrorCode::AcquisitionTimeout, message)
-        })
+        let acquired = bounded(&self.locker, deadline, acquired).await?;
+        acquired.ok_or_else(|| self.timed_out(count, started))
+    }
+
+    fn timed_out(&self, count: u32, started: LocalInstant) -> Error {
+        let elapsed_ms = self.locker.now().since(started).as_millis();
+        let message = format!("{count} permits were not acquired within {elapsed_ms} ms");
+        Error::new(ErrorCode::AcquisitionTimeout, message)
     }
 
     /// Takes several permits if so many are free, without waiting. Returns `None` if they are not.
@@ -237,20 +248,12 @@ impl<B: LockBackend> Semaphore<B> {
     /// they get are given back.
     pub async fn try_acquire_many(&self, count: u32) -> Result<Option<Vec<Permit<B>>>> {
         self.check_count(count)?;
-        let tried = join_all((0..count).map(|_| self.try_acquire())).await;
-        let (mut taken, mut refusal) = (Vec::new(), None);
-        for attempt in tried {
-            match attempt {
-                Ok(Some(permit)) => taken.push(permit),
-                Ok(None) => {}
-                Err(error) => refusal = Some(error),
-            }
-        }
-        if taken.len() == count as usize {
-            return Ok(Some(taken));
-        }
-        give_back(taken.into_iter().map(Permit::into_guard).collect()).await;
-        refusal.map_or(Ok(None), Err)
+        let started = self.locker.now();
+        // As for one permit, no time means one attempt without a limit.
+        let timeout = self.locker.options().timeout.filter(|timeout| !timeout.is_zero());
+        let deadline = timeout.map(|timeout| started + timeout);
+        let tried = all_or_none((0..count).map(|_| self.try_acquire()), Permit::into_guard);
+        bounded(&self.locker, deadline, tried).await?.ok_or_else(|| self.timed_out(count, started))
     }
 
     /// Takes permits one after another. Returns `None` if one was lost meanwhile.
@@ -338,10 +341,17 @@ impl<B: LockBackend> Semaphore<B> {
         Permit::new(guard, slot.expect("BUG: only slots are asked for"))
     }
 
-    /// Looks at slots beyond the own ones. If one is held, a program has a larger number of
-    /// permits.
-    async fn look_for_more(&self) {
+    /// Looks at slots beyond the own ones after a while, once in this process. If one is held, a
+    /// program has a larger number of permits.
+    async fn look_for_more(&self) -> Infallible {
+        const AFTER: Duration = Duration::from_millis(500);
         const SLOTS: u32 = 16;
+        if !self.slots.has_looked.load(Ordering::SeqCst) {
+            self.locker.sleep(AFTER).await;
+        }
+        if self.slots.has_looked.swap(true, Ordering::SeqCst) {
+            return pending().await;
+        }
         let count = self.permits();
         let beyond: Vec<u32> = (count..(count + SLOTS).min(MAX_PERMITS)).collect();
         let keys: Vec<Key> = beyond.iter().map(|&slot| self.slot_key(slot)).collect();
@@ -350,6 +360,7 @@ impl<B: LockBackend> Semaphore<B> {
         if let Some((slot, _held)) = held.last() {
             self.slots.settle_on(slot + 1, &self.name);
         }
+        pending().await
     }
 }
 

@@ -108,20 +108,8 @@ impl Target {
         if let Source::Default(file) = &self.source {
             return create_private_folder(file);
         }
-        let Some(file) = self.file()? else { return Ok(()) };
         // Fail at once on a mistyped path instead of retrying until the wait ends.
-        match file.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
-                Err(Failure::new(
-                    FAILED,
-                    format!(
-                        "cannot open SQLite file {}: its directory does not exist",
-                        file.display()
-                    ),
-                ))
-            }
-            _ => Ok(()),
-        }
+        self.file()?.map_or(Ok(()), |file| check_folder(&file))
     }
 
     /// Makes one attempt to open the store.
@@ -133,15 +121,16 @@ impl Target {
     pub(crate) async fn connect_existing(&self) -> Result<AnyBackend, Failure> {
         self.admit()?;
         match self.file()? {
-            Some(file) if !file.exists() => match self.source {
-                // No lock was ever acquired, so an empty store gives the right result.
-                Source::Default(_) => Ok(syncguard::connect("memory:").await?),
-                _ => Err(Failure::new(
-                    FAILED,
-                    format!("cannot open SQLite file {}: it does not exist", file.display()),
-                )
-                .hint("`syncguard setup` creates it")),
-            },
+            Some(file) if !file.exists() => {
+                if let Source::Default(_) = self.source {
+                    // No lock was ever acquired, so an empty store gives the right result.
+                    return Ok(syncguard::connect("memory:").await?);
+                }
+                check_folder(&file)?;
+                let message =
+                    format!("cannot open SQLite file {}: it does not exist", file.display());
+                Err(Failure::new(FAILED, message).hint("`syncguard setup` creates it"))
+            }
             _ => Ok(self.open().await?),
         }
     }
@@ -177,6 +166,18 @@ impl Target {
             return Ok(None);
         }
         Ok(Some(SqliteConfig::from_url(&self.url)?.path().to_owned()))
+    }
+}
+
+/// Fails if the directory of a SQLite file does not exist.
+fn check_folder(file: &Path) -> Result<(), Failure> {
+    match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
+            let message =
+                format!("cannot open SQLite file {}: its directory does not exist", file.display());
+            Err(Failure::new(FAILED, message))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -385,6 +385,7 @@ fn errors_match_the_snapshot() {
         (vec!["status", "k", "--url", "redis://h/0?colour=red"], 2),
         (vec!["status", "k", "--url", password], 125),
         (vec!["status", "k", "--url", "sqlite:/no/such/folder/locks.db"], 125),
+        (vec!["status", "k", "--url", "sqlite:/no-such-locks.db"], 125),
         (vec!["status", "k", "--quiet", "--verbose"], 2),
         (vec!["nonsense"], 2),
         (vec![], 2),

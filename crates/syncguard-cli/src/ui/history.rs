@@ -1,6 +1,7 @@
 //! What happened in the last minutes, as far as it can be seen from the store: who held which lock,
 //! and how locks changed hands. It does no I/O.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use serde::Serialize;
@@ -220,16 +221,21 @@ impl History {
     }
 
     /// The keys that are worth listening to: those whose locks are held, latest first.
-    pub(super) fn held_keys(&self) -> impl Iterator<Item = &str> {
-        let is_held = |track: &Track| track.holds.back().is_some_and(|hold| hold.to_ms.is_none());
-        self.tracks.iter().filter(move |(_, track)| is_held(track)).map(|(key, _)| key.as_str())
+    pub(super) fn held_keys(&self) -> Vec<&str> {
+        let held = self.tracks.iter().filter_map(|(key, track)| {
+            let hold = track.holds.back().filter(|hold| hold.to_ms.is_none())?;
+            Some((Reverse(hold.from_ms), key.as_str()))
+        });
+        let mut held: Vec<_> = held.collect();
+        held.sort_unstable();
+        held.into_iter().map(|(_from_ms, key)| key).collect()
     }
 
     /// The rows that changed last.
     pub(super) fn rows(&self, most: usize) -> Vec<Row<'_>> {
         let mut tracks: Vec<&Track> =
             self.tracks.values().filter(|track| !track.holds.is_empty()).collect();
-        tracks.sort_by_key(|track| std::cmp::Reverse(track.changed_at_ms()));
+        tracks.sort_by_key(|track| Reverse(track.changed_at_ms()));
         tracks.truncate(most);
         tracks.sort_by(|one, two| one.shown.cmp(&two.shown));
         tracks.into_iter().map(Track::row).collect()
@@ -340,6 +346,15 @@ mod tests {
     fn ends(history: &History, key: &str) -> Vec<(u64, Option<u64>, Option<End>)> {
         let holds = &history.tracks[key].holds;
         holds.iter().map(|hold| (hold.from_ms, hold.to_ms, hold.end)).collect()
+    }
+
+    #[test]
+    fn the_keys_that_are_listened_to_are_held_and_the_latest_come_first() {
+        let mut history = History::default();
+        let held = [lock("b", "2", 800, 9000), lock("c", "3", 950, 9000)];
+        history.observe(1000, &[&held[..], &[lock("a", "1", 900, 5000)]].concat(), true);
+        history.observe(2000, &held, true);
+        assert_eq!(history.held_keys(), ["c", "b"]);
     }
 
     #[test]

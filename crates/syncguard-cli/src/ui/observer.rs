@@ -145,7 +145,7 @@ impl Observer {
                     }
                     self.publish(&locks, is_complete, &checks, None);
                     let held: Vec<String> =
-                        lock(&self.history).held_keys().map(str::to_owned).collect();
+                        lock(&self.history).held_keys().into_iter().map(str::to_owned).collect();
                     listeners.listen_to(self.backend(), &held);
                     if Instant::now() >= check_at
                         && let Some(backend) = self.backend()

@@ -92,15 +92,26 @@ impl ServerSettings {
                      set \"appendonly yes\""
                 ),
             ));
-        } else if let Some(policy @ ("everysec" | "no")) = self.appendfsync.as_deref() {
-            loses_counters = true;
-            found.push(Finding::new(
-                "appendfsync",
-                format!(
-                    "Redis does not flush every write to disk (\"appendfsync {policy}\"): a power \
-                     loss can lose the last locks{repeats}; set \"appendfsync always\""
-                ),
-            ));
+        } else {
+            match self.appendfsync.as_deref() {
+                Some(policy @ ("everysec" | "no")) => {
+                    loses_counters = true;
+                    found.push(Finding::new(
+                        "appendfsync",
+                        format!(
+                            "Redis does not flush every write to disk (\"appendfsync {policy}\"): \
+                             a power loss can lose the last locks{repeats}; set \"appendfsync \
+                             always\""
+                        ),
+                    ));
+                }
+                None if !self.info.is_empty() => found.push(Finding::new(
+                    "unknown",
+                    "this Redis user may not run CONFIG GET, so it is unknown whether a power loss \
+                     can lose locks and fences; grant +config|get",
+                )),
+                _ => {}
+            }
         }
         if let Some(policy) =
             self.field("maxmemory_policy").filter(|policy| *policy != "noeviction")
@@ -160,7 +171,7 @@ mod tests {
     fn findings(info: &str, appendfsync: &str, waits: bool, fences: FenceSource) -> Vec<Finding> {
         let report = ServerSettings {
             info: info.to_owned(),
-            appendfsync: Some(appendfsync.to_owned()),
+            appendfsync: (!appendfsync.is_empty()).then(|| appendfsync.to_owned()),
             requires_full_coverage: false,
         };
         report.findings(waits, fences)
@@ -185,6 +196,8 @@ mod tests {
         assert_eq!(subjects(&replicates, "always", false), ["replicas", "fences"]);
         assert_eq!(subjects(&replicates, "always", true), [] as [&str; 0]);
         assert_eq!(subjects("", "", false), ["unknown"]);
+        assert_eq!(subjects(safe, "", false), ["unknown"], "CONFIG GET was refused");
+        assert_eq!(subjects(&no_aof, "", false), ["aof", "fences"], "nothing is flushed anyway");
     }
 
     #[test]

@@ -118,7 +118,7 @@ pub trait LockBackend: fmt::Debug + Send + Sync + 'static {
     /// * The id holds a live lock: returns [`ReleaseOutcome::Released`]; only the fence counter of
     ///   the lock remains.
     /// * Otherwise: returns [`ReleaseOutcome::NotHeld`]; no other holder's lock changes. At most
-    ///   one release of an id returns [`ReleaseOutcome::Released`].
+    ///   one release of an id returns [`ReleaseOutcome::Released`], unless the store loses it.
     /// * A hint never changes the outcome, even if it is wrong.
     ///
     /// # Cancel safety

@@ -144,7 +144,7 @@ pub(super) async fn ask(
         found.push(Finding::new(
             "synchronous_commit",
             "PostgreSQL confirms commits before they are durable (synchronous_commit): syncguard \
-             raises it for its own transactions, other programs do not; set \
+             raises it for its own grants and extends, other programs do not; set \
              \"synchronous_commit = on\"",
         ));
     }

@@ -4,7 +4,7 @@
 //! rest: it connects when the first waiter subscribes, reconnects with back-off when the connection
 //! is lost, and ignores reports of connections that it has replaced.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -115,6 +115,7 @@ impl Listener {
             failures: 0,
             next_at: Instant::now(),
             waiting: Vec::new(),
+            unconfirmed: HashSet::new(),
         };
         tokio::spawn(task.serve(commands, losses));
         Self { handle, timeout }
@@ -205,8 +206,10 @@ struct ListenerTask<T: Transport> {
     failures: u32,
     /// When to ping, or to connect if there is no connection.
     next_at: Instant,
-    /// The subscribers that wait for the next connection.
-    waiting: Vec<oneshot::Sender<bool>>,
+    /// The subscribers that wait for the next connection, with their topics.
+    waiting: Vec<(String, oneshot::Sender<bool>)>,
+    /// The topics that no connection has confirmed yet.
+    unconfirmed: HashSet<String>,
 }
 
 struct Open<C> {
@@ -250,8 +253,11 @@ impl<T: Transport> ListenerTask<T> {
         // The key is invalid for this backend; the acquire reports the error.
         let Ok(name) = self.transport.topic(&key, interest) else { return };
         let is_known = self.shared.keys().insert(name.clone(), (key.clone(), interest)).is_some();
+        if !is_known {
+            self.unconfirmed.insert(name.clone());
+        }
         let Some(open) = &mut self.connection else {
-            self.waiting.push(confirmed);
+            self.waiting.push((name, confirmed));
             return;
         };
         let subscribed = if is_known {
@@ -262,15 +268,18 @@ impl<T: Transport> ListenerTask<T> {
             within(self.transport.timeout(), subscribing).await
         };
         match subscribed {
-            // This fails if the waiter is gone; then it needs no confirmation.
-            Ok(()) => confirmed.send(true).unwrap_or_default(),
+            Ok(()) => {
+                self.unconfirmed.remove(&name);
+                // This fails if the waiter is gone; then it needs no confirmation.
+                confirmed.send(true).unwrap_or_default();
+            }
             Err(Failure::Refused) => {
-                self.shared.keys().remove(&name);
+                self.forget(&name);
                 confirmed.send(false).unwrap_or_default();
             }
             Err(Failure::Lost) => {
                 self.lose();
-                self.waiting.push(confirmed);
+                self.waiting.push((name, confirmed));
             }
         }
     }
@@ -280,7 +289,7 @@ impl<T: Transport> ListenerTask<T> {
             return;
         }
         let Ok(name) = self.transport.topic(key, interest) else { return };
-        if self.shared.keys().remove(&name).is_none() {
+        if !self.forget(&name) {
             return;
         }
         if let Some(open) = &mut self.connection {
@@ -291,6 +300,12 @@ impl<T: Transport> ListenerTask<T> {
                 self.lose();
             }
         }
+    }
+
+    /// Removes a topic. Returns whether it was there.
+    fn forget(&mut self, name: &str) -> bool {
+        self.unconfirmed.remove(name);
+        self.shared.keys().remove(name).is_some()
     }
 
     async fn ping(&mut self) {
@@ -320,12 +335,14 @@ impl<T: Transport> ListenerTask<T> {
                 let since = Instant::now();
                 self.connection = Some(Open { inner, since });
                 self.next_at = since + PING_INTERVAL;
+                self.unconfirmed.clear();
                 self.shared.notifiers.set_working(true);
             }
             Err(_failure) => self.lose(),
         }
-        for confirmed in self.waiting.drain(..) {
-            confirmed.send(is_connected).unwrap_or_default();
+        for (name, confirmed) in self.waiting.drain(..) {
+            let is_subscribed = is_connected && self.shared.keys().contains_key(&name);
+            confirmed.send(is_subscribed).unwrap_or_default();
         }
     }
 
@@ -340,8 +357,30 @@ impl<T: Transport> ListenerTask<T> {
             };
             keys.iter().map(topic).collect()
         };
-        self.transport.subscribe(&mut connection, &topics).await?;
+        match self.transport.subscribe(&mut connection, &topics).await {
+            Err(Failure::Refused) => self.subscribe_each(&mut connection, &topics).await?,
+            subscribed => subscribed?,
+        }
         Ok(connection)
+    }
+
+    /// Subscribes to each topic by itself, because one of them was refused. Its subscribers get no
+    /// confirmation. One that was confirmed before relies on notifications, so the refusal of its
+    /// topic is an error.
+    async fn subscribe_each(
+        &mut self,
+        connection: &mut T::Connection,
+        topics: &[Topic],
+    ) -> Result<(), Failure> {
+        for topic in topics {
+            match self.transport.subscribe(connection, std::slice::from_ref(topic)).await {
+                Err(Failure::Refused) if self.unconfirmed.contains(&topic.name) => {
+                    self.forget(&topic.name);
+                }
+                subscribed => subscribed?,
+            }
+        }
+        Ok(())
     }
 
     /// Drops the connection. Waiters poll until there is another one, because notifications in
@@ -397,6 +436,8 @@ mod tests {
         loses_next: AtomicBool,
         /// The next subscription is refused.
         refuses_next: AtomicBool,
+        /// The topics that are refused.
+        refused: Mutex<Vec<String>>,
         /// The topics that were unsubscribed.
         unsubscribed: Mutex<Vec<String>>,
         reports: Mutex<Vec<Reports>>,
@@ -436,7 +477,11 @@ mod tests {
             Ok(())
         }
 
-        async fn subscribe(&self, _open: &mut (), _topics: &[Topic]) -> Result<(), Failure> {
+        async fn subscribe(&self, _open: &mut (), topics: &[Topic]) -> Result<(), Failure> {
+            let refused = self.0.refused.lock().expect("no panic").clone();
+            if topics.iter().any(|topic| refused.contains(&topic.name)) {
+                return Err(Failure::Refused);
+            }
             if self.0.loses_next.swap(false, Ordering::SeqCst) {
                 return Err(Failure::Lost);
             }
@@ -459,6 +504,44 @@ mod tests {
     fn start() -> (Listener, Arc<Server>) {
         let server = Arc::new(Server::default());
         (Listener::start(FakeTransport(Arc::clone(&server))), server)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_topic_that_is_refused_while_connecting_keeps_no_other_from_it() {
+        let (listener, server) = start();
+        let refuse = |names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            *server.refused.lock().expect("no panic") = names;
+        };
+        let (a, b, c) = (key("a"), key("b"), key("c"));
+        refuse(&["b"]);
+        let (first, refused, other) = tokio::join!(
+            listener.subscribe(&a, Interest::Release),
+            listener.subscribe(&b, Interest::Release),
+            listener.subscribe(&c, Interest::Release),
+        );
+        let (first, other) = (first.expect("works"), other.expect("works"));
+        assert!(refused.is_none());
+        assert_eq!(server.opened(), 1);
+        // The same after the connection is lost.
+        let lose = async |connection: usize| {
+            server.reports(connection).lost();
+            while first.is_working() {
+                tokio::task::yield_now().await;
+            }
+        };
+        lose(0).await;
+        assert!(listener.subscribe(&b, Interest::Release).await.is_none());
+        assert!(first.is_working() && other.is_working());
+        assert_eq!(server.opened(), 2);
+        // A topic that was confirmed is not given up: the connection counts as lost.
+        refuse(&["a"]);
+        lose(1).await;
+        assert!(listener.subscribe(&b, Interest::Release).await.is_none());
+        assert!(!first.is_working());
+        refuse(&[]);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(first.is_working());
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,14 +9,14 @@ mod servers;
 use std::time::{Duration, Instant};
 
 use firestore_channels::{Channels, RequestFault};
-use firestore_raw::{Raw, text_of};
+use firestore_raw::{Raw, fields, string, text_of};
 use servers::{grant, install_cryptography, key, request, resets, waiter, woken};
 use syncguard::backend::{AcquireOutcome, AcquireRequest, ExtendRequest, Hint, ReleaseRequest};
-use syncguard::firestore::FirestoreConfig;
 use syncguard::firestore::google_cloud_auth::credentials::mds;
 use syncguard::firestore::tonic::Code;
+use syncguard::firestore::{FencedCollection, FirestoreConfig};
 use syncguard::{
-    Error, ErrorCode, ExtendOutcome, FirestoreBackend, LockBackend, LockOptions, Locker,
+    Error, ErrorCode, ExtendOutcome, Fence, FirestoreBackend, LockBackend, LockOptions, Locker,
     ReleaseOutcome, Ttl,
 };
 use test_support::{Fault, FirestoreEmulator, Proxy};
@@ -174,6 +174,39 @@ async fn a_lost_response_is_recovered_by_a_read() {
         let counter = raw.get("fence_counters/fence:k").await.expect("there");
         assert_eq!(text_of(&counter, "fence"), format!("{last:015}"));
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fenced_commit_whose_answer_is_lost_is_not_applied_twice() {
+    let Some(emulator) = FirestoreEmulator::start() else { return };
+    let (backend, channels) = connect(&emulator).await;
+    let fenced = FencedCollection::new("fenced").expect("valid");
+    let lock = |fence| (key("a"), Fence::new(fence).expect("valid"));
+    let write = |document: &str| {
+        let mut write = firestore_raw::set(document, fields([("text", string("x"))]));
+        // Applied a second time, it fails.
+        let condition = syncguard::firestore::api::precondition::ConditionType::Exists(false);
+        write.current_document =
+            Some(syncguard::firestore::api::Precondition { condition_type: Some(condition) });
+        vec![write]
+    };
+    channels.have("Commit", RequestFault::Lost(Code::Aborted), 1);
+    fenced.commit(&backend, &lock(7), write("documents/1")).await.expect("it took effect");
+    let counts = [("BatchGetDocuments", 2), ("Commit", 1)];
+    assert_eq!(channels.seen(), counts.map(|(name, count)| (name.to_owned(), count)));
+    // A conflict that had no effect is retried.
+    channels.have("Commit", RequestFault::Refused(Code::Aborted), 1);
+    fenced.commit(&backend, &lock(8), write("documents/2")).await.expect("written");
+    // If the read after a conflict fails, nothing is known.
+    channels.have("Commit", RequestFault::LostAndLast(Code::Aborted), 1);
+    let error = fenced.commit(&backend, &lock(9), write("documents/3")).await;
+    assert!(error.expect_err("unknown").may_have_taken_effect());
+    // A precondition that fails, and a stale fence, have no effect.
+    let error = fenced.commit(&backend, &lock(9), write("documents/3")).await.expect_err("exists");
+    assert_eq!(error.code(), ErrorCode::InvalidArgument);
+    assert!(!error.may_have_taken_effect());
+    let error = fenced.commit(&backend, &lock(8), write("documents/4")).await.expect_err("stale");
+    assert!(error.is_stale_fence() && !error.may_have_taken_effect());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use super::config::FirestoreConfig;
 use super::names::Names;
 use super::record::{self, Version};
-use super::requests::{self, Commit, Requests};
+use super::requests::{self, Commit, Conflict, Requests};
 use super::{FirestoreBackend, NAME, ROUNDS, api, named, pause};
 use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::fence::Fence;
+use crate::common::lock_id::LockId;
 use crate::common::storage_key::KeySpace;
 use crate::contract::fenced_lock::FencedLock;
 
@@ -16,6 +17,7 @@ use crate::contract::fenced_lock::FencedLock;
 /// that a query for old counters does not find these.
 const SEEN: &str = "seen";
 const LOCK: &str = "lock";
+const ATTEMPT: &str = "attempt";
 
 /// A collection with the largest fence seen for each key, so that the late write of a paused holder
 /// is refused in the same commit.
@@ -92,16 +94,40 @@ pub(super) async fn commit(
     lock: &str,
     writes: &[api::Write],
 ) -> Result<()> {
-    let mut refused: Option<(Option<Version>, Error)> = None;
+    let mut is_unknown = false;
+    let committed = try_commit(requests, document, fence, lock, writes, &mut is_unknown).await;
+    committed.map_err(|error| if is_unknown { error.after_effect() } else { error })
+}
+
+/// Sets `is_unknown` while a commit with a conflict may have had an effect.
+async fn try_commit(
+    requests: &Requests,
+    document: &str,
+    fence: Fence,
+    lock: &str,
+    writes: &[api::Write],
+    is_unknown: &mut bool,
+) -> Result<()> {
+    // Recognizes a commit that took effect although it was answered with a conflict.
+    let attempt = LockId::random()?;
+    let mut tried: Option<(Option<Version>, Conflict)> = None;
     for round in 0..ROUNDS {
         pause(round).await;
         let [found] = requests.read([document]).await?;
+        let text = |name| found.as_ref().and_then(|found| record::text_field(found, name));
+        if text(ATTEMPT) == Some(attempt.expose()) {
+            return Ok(());
+        }
         let version = found.as_ref().and_then(|found| found.update_time);
-        if let Some((before, error)) = refused.take()
+        if let Some((before, conflict)) = tried.take()
             && before == version
         {
-            // The document of the fence is unchanged, so it was a precondition of the caller.
-            return Err(error);
+            // The document of the fence is unchanged, so the commit had no effect.
+            *is_unknown = false;
+            if !conflict.is_race {
+                let error = Error::invalid("a precondition of the writes failed");
+                return Err(error.with_source(conflict.error));
+            }
         }
         let (largest, other) = seen(found.as_ref())?;
         if !lock.is_empty() && !other.is_empty() && lock != other {
@@ -114,13 +140,15 @@ pub(super) async fn commit(
         let mark = HashMap::from([
             (SEEN.to_owned(), record::string(&fence.to_string())),
             (LOCK.to_owned(), record::string(lock)),
+            (ATTEMPT.to_owned(), record::string(attempt.expose())),
         ]);
         let mut all = vec![requests::set(document, mark, version)];
         all.extend_from_slice(writes);
         match requests.commit(all).await? {
             Commit::Done(_) => return Ok(()),
             Commit::Conflict(conflict) => {
-                refused = (!conflict.is_race).then_some((version, conflict.error));
+                *is_unknown = true;
+                tried = Some((version, conflict));
             }
         }
     }

@@ -56,7 +56,7 @@ impl FencedTable {
     /// Checks that no later holder has written, and remembers the fence. If a later holder has, it
     /// fails with [`Aborted`](crate::ErrorCode::Aborted), and
     /// [`is_stale_fence`](Error::is_stale_fence) is true. PostgreSQL then commits nothing of your
-    /// transaction, even if you ignore the error. Until your transaction ends, no later holder can
+    /// transaction, or of the savepoint that you pass, even if you ignore the error. Until your transaction ends, no later holder can
     /// pass the check.
     ///
     /// It takes a transaction, because a check that commits by itself protects nothing:

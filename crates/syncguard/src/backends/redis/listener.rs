@@ -145,6 +145,13 @@ struct Subscriber {
     topics: HashSet<String>,
 }
 
+impl Subscriber {
+    /// Fails if the connection has ended: that is reported only to topics that it had then.
+    fn check(&self) -> Result<(), Failure> {
+        if self.connection.is_alive() { Ok(()) } else { Err(Failure::Lost) }
+    }
+}
+
 impl Drop for Subscriber {
     fn drop(&mut self) {
         for topic in &self.topics {
@@ -197,6 +204,7 @@ impl Transport for PubSub {
         connection: &mut Subscriber,
         topics: &[Topic],
     ) -> Result<(), Failure> {
+        connection.check()?;
         for topic in topics {
             let (name, reports) = (topic.name.as_str(), &connection.reports);
             let subscribed = match topic.interest {
@@ -234,6 +242,7 @@ impl Transport for PubSub {
     }
 
     async fn ping(&self, connection: &mut Subscriber) -> Result<(), Failure> {
+        connection.check()?;
         connection.connection.ping().await.map_err(|_cause| Failure::Lost)
     }
 }

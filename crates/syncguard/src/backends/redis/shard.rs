@@ -184,12 +184,12 @@ impl Shard {
 
     /// Undoes an acquire that was granted but not confirmed, and returns the error to report.
     ///
-    /// The grant was written, so the error is without effect only if the undo was answered.
-    /// Otherwise the caller has to undo.
+    /// The grant was written, so the error is without effect only if the undo has found it. It may
+    /// not, for example if the primary has changed. Then the caller has to undo.
     async fn undo_unconfirmed(&self, request: &AcquireRequest, error: Error) -> Error {
         match self.release(&ReleaseRequest::undo(request)).await {
-            Ok(_released_or_gone) => error.without_effect(),
-            Err(_undo_failed) => error.after_effect(),
+            Ok(ReleaseOutcome::Released) => error.without_effect(),
+            _ => error.after_effect(),
         }
     }
 

@@ -126,9 +126,22 @@ impl PushConnection {
             self.call(redis::cmd("CLIENT").arg("TRACKING").arg("ON")).await?;
             self.is_tracking.store(true, Ordering::SeqCst);
         }
-        let holder = holder_in(self.call(redis::cmd("GET").arg(record)).await?);
-        self.add(&topic_of_record(record), reports, holder);
-        Ok(())
+        // Added first, so that no change after the read is missed.
+        let topic = topic_of_record(record);
+        self.add(&topic, reports, None);
+        match self.call(redis::cmd("GET").arg(record)).await {
+            Ok(value) => {
+                if let Some(state) = self.topics.topics().get_mut(&topic) {
+                    // A change in the meantime has set a newer one.
+                    state.holder = state.holder.take().or_else(|| holder_in(value));
+                }
+                Ok(())
+            }
+            Err(cause) => {
+                self.forget(&topic);
+                Err(cause)
+            }
+        }
     }
 
     /// Stops reporting a topic. The server forgets a record when it changes next.

@@ -15,10 +15,12 @@ use super::options::LockOptions;
 use super::wait_queue::WaitQueues;
 use crate::common::error::{Error, Result};
 use crate::common::fence::Fence;
+use crate::common::fence_source::FenceSource;
 use crate::common::holder::HolderInfo;
 use crate::common::key::Key;
 use crate::common::sharded::Sharded;
 use crate::contract::LockBackend;
+use crate::contract::admin::Admin;
 use crate::contract::event::{EngineEvent, EngineEventKind};
 use crate::contract::recorder::Recorder;
 
@@ -98,13 +100,15 @@ pub(super) struct Engine<B> {
     pub(super) poll_interval: Duration,
     pub(super) recorder: Recorder,
     pub(super) holder: Option<HolderInfo>,
+    /// Whether fences have no gaps, so that one reveals another holder.
+    pub(super) fences_count_grants: bool,
     /// Ends all waits.
     pub(super) shut_down: CancellationToken,
     /// The same, without the mutex that asking a token takes: every lock asks.
     is_shut_down: AtomicBool,
 }
 
-impl<B> Engine<B> {
+impl<B: LockBackend> Engine<B> {
     pub(super) fn new(
         backend: B,
         ticker: Ticker,
@@ -113,7 +117,9 @@ impl<B> Engine<B> {
         recorder: Recorder,
         holder: Option<HolderInfo>,
     ) -> Self {
+        let counts = |admin: Arc<dyn Admin>| admin.fence_source() == FenceSource::Counter;
         Self {
+            fences_count_grants: backend.admin().is_none_or(counts),
             backend,
             ticker,
             wait_queues: WaitQueues::new(),
@@ -126,7 +132,9 @@ impl<B> Engine<B> {
             is_shut_down: AtomicBool::new(false),
         }
     }
+}
 
+impl<B> Engine<B> {
     /// Takes no new locks, and ends all waits.
     pub(super) fn shut_down(&self) {
         self.is_shut_down.store(true, Ordering::SeqCst);

@@ -352,7 +352,8 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         match answer {
             Ok(Attempted::Acquired(guard)) => {
                 if self.call.any_of.is_none() {
-                    head.fairness.granted(guard.try_fence());
+                    let counts_grants = self.call.context.engine.fences_count_grants;
+                    head.fairness.granted(guard.try_fence(), counts_grants);
                     let now = self.call.context.engine.ticker.now();
                     head.trust.acquired(now, head.notifications());
                     queue.note_trust(&head.trust);

@@ -165,13 +165,16 @@ impl Fairness {
         true
     }
 
-    /// Records a grant to this process. After a gap in the fences, another process may have had the
-    /// lock in between. It may not, if a `try_lock` of this process had it, or if fences come from
-    /// the clock; so hand-overs in a row still count.
-    pub(super) fn granted(&mut self, fence: Option<Fence>) {
+    /// Records a grant to this process. A gap in fences that count grants means that another holder
+    /// had the lock in between. Those from the clock always have gaps, so one may have.
+    pub(super) fn granted(&mut self, fence: Option<Fence>, fences_count_grants: bool) {
         let next = self.last.map(|last| last.get() + 1);
         if next.is_some() && next != fence.map(Fence::get) {
-            self.allowed = Self::LEAST;
+            if fences_count_grants {
+                self.met_others();
+            } else {
+                self.allowed = Self::LEAST;
+            }
         }
         self.last = fence;
     }
@@ -513,13 +516,16 @@ mod tests {
     fn a_gap_in_the_fences_reveals_another_process() {
         let fence = |number| Fence::new(number).ok();
         let mut fairness = Fairness { allowed: 64, ..Fairness::default() };
-        fairness.granted(fence(7));
-        fairness.granted(fence(8));
+        fairness.granted(fence(7), true);
+        fairness.granted(fence(8), true);
         assert_eq!(fairness.allowed, 64);
         fairness.in_a_row = 3;
-        fairness.granted(fence(10));
-        assert_eq!(fairness.allowed, Fairness::LEAST);
-        assert_eq!(fairness.in_a_row, 3, "a task of this process may have had it in between");
+        fairness.granted(fence(10), true);
+        assert_eq!((fairness.allowed, fairness.in_a_row), (Fairness::LEAST, 0));
+        // From the clock, there may have been none.
+        let mut fairness = Fairness { allowed: 64, in_a_row: 3, last: fence(10) };
+        fairness.granted(fence(20), false);
+        assert_eq!((fairness.allowed, fairness.in_a_row), (Fairness::LEAST, 3));
     }
 
     #[test]

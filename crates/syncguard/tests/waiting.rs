@@ -436,13 +436,21 @@ async fn tasks_of_one_process_are_served_in_order() {
 #[tokio::test(start_paused = true)]
 async fn processes_are_served_in_the_order_in_which_they_came() {
     let backend = Faulty::new();
-    let options = LockOptions::default().ttl(ttl_ms(60_000)).timeout(ms(60_000));
+    // Nobody polls: a waiter that asks just after a release would be first.
+    let never = ms(60_000);
+    let options = LockOptions::default().ttl(ttl_ms(60_000)).timeout(never);
+    let options = options.retry(plain_retry().delay(never));
+    let process = || {
+        let builder = Locker::builder(backend.clone()).clock(LocalClock::Tokio);
+        let builder = builder.options(options.clone()).poll_interval(never);
+        builder.build().expect("inside a runtime")
+    };
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let guard = locker(&backend, options.clone()).lock("k").await.expect("free");
+    let guard = process().lock("k").await.expect("free");
     let mut waiting = tokio::task::JoinSet::new();
     for place in 0..20 {
         // A separate locker behaves like a separate process.
-        let (waiter, order) = (locker(&backend, options.clone()), Arc::clone(&order));
+        let (waiter, order) = (process(), Arc::clone(&order));
         waiting.spawn(async move {
             let guard = waiter.lock("k").await.expect("free in the end");
             order.lock().expect("no panic").push(place);

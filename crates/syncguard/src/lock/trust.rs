@@ -117,7 +117,7 @@ impl Trust {
         waiting_since: LocalInstant,
         random: f64,
     ) -> Duration {
-        const LEAST: Duration = Duration::from_millis(3);
+        const LEAST: Duration = Duration::from_millis(2);
         let since = self.holder.as_ref().map_or(waiting_since, |holder| holder.since);
         (now.since(since) / 8).max(LEAST).mul_f64(0.5 + random / 2.0)
     }
@@ -203,7 +203,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_longer_a_holder_is_seen_the_less_often_is_asked() {
         let (start, mut trust) = (start(), Trust::default());
-        assert_eq!(trust.interval(start, start, 1.0), MS(3));
+        assert_eq!(trust.interval(start, start, 1.0), MS(2));
         assert_eq!(trust.interval(start + MS(8000), start, 1.0), MS(1000), "as for a known holder");
         assert_eq!(trust.contended(start, TTL, 7), Sighting::Known);
         assert_eq!(trust.interval(start + MS(8000), start, 1.0), MS(1000));

@@ -47,8 +47,8 @@ struct Renewal {
     is_failing: bool,
     /// Whether the lock already lasts until `end`.
     is_complete: bool,
-    /// The number of the last extend before the lock was suspected to be lost. The answer to a later
-    /// one tells whether it is.
+    /// The number of the last extend before the lock was suspected to be lost. The answer to a
+    /// later one tells whether it is.
     suspected_after: Option<u32>,
 }
 

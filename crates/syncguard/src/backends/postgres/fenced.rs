@@ -56,8 +56,8 @@ impl FencedTable {
     /// Checks that no later holder has written, and remembers the fence. If a later holder has, it
     /// fails with [`Aborted`](crate::ErrorCode::Aborted), and
     /// [`is_stale_fence`](Error::is_stale_fence) is true. PostgreSQL then commits nothing of your
-    /// transaction, or of the savepoint that you pass, even if you ignore the error. Until your transaction ends, no later holder can
-    /// pass the check.
+    /// transaction, or of the savepoint that you pass, even if you ignore the error. Until your
+    /// transaction ends, no later holder can pass the check.
     ///
     /// It takes a transaction, because a check that commits by itself protects nothing:
     ///
@@ -100,9 +100,9 @@ impl FencedTable {
     #[must_use]
     pub fn check_sql(&self) -> String {
         let table = self.table.quoted();
-        // An error ends the transaction, so that a refusal cannot be ignored. A statement chooses its
-        // message with a text that is not a number. The text depends on the row, because PostgreSQL
-        // computes constants before it runs the statement.
+        // An error ends the transaction, so that a refusal cannot be ignored. A statement chooses
+        // its message with a text that is not a number. The text depends on the row, because
+        // PostgreSQL computes constants before it runs the statement.
         format!(
             "INSERT INTO {table} AS seen (key, fence) VALUES ($1, $2)
              ON CONFLICT (key) DO UPDATE SET fence = CASE

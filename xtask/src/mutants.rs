@@ -385,8 +385,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a failed undo counts as without effect",
         file: "backends/redis/shard.rs",
-        original: "Err(_undo_failed) => error.after_effect(),",
-        mutated: "Err(_undo_failed) => error.without_effect(),",
+        original: "_ => error.after_effect(),",
+        mutated: "_ => error.without_effect(),",
         caught_by: "redis_replicas",
     },
     Mutant {
@@ -504,8 +504,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a timeout hides the store error",
         file: "lock/wait.rs",
-        original: "error.with_source(last_error)",
-        mutated: "{ drop(last_error); error }",
+        original: "error.with_source(cause)",
+        mutated: "{ drop(cause); error }",
         caught_by: "waiting",
     },
     Mutant {
@@ -649,8 +649,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "the first number of permits counts",
         file: "primitives/semaphore.rs",
-        original: "self.count.fetch_max(count, Ordering::SeqCst)",
-        mutated: "self.count.fetch_max(0 * count, Ordering::SeqCst)",
+        original: "*largest = count.max(before);",
+        mutated: "*largest = before;",
         caught_by: "primitives",
     },
     Mutant {

@@ -191,6 +191,23 @@ mod tests {
     }
 
     #[test]
+    fn a_request_is_repeated_within_half_of_its_ttl() {
+        let acquisition = acquisition();
+        let half = at(0) + Ttl::DEFAULT.as_duration() / 2;
+        assert!(acquisition.is_worth_repeating(half - Duration::from_millis(1)));
+        assert!(!acquisition.is_worth_repeating(half));
+    }
+
+    #[test]
+    fn a_released_grant_needs_no_undo() {
+        let mut acquisition = acquisition();
+        assert_eq!(acquisition.answered(&Ok(acquired())), Verdict::Granted);
+        assert!(acquisition.needs_undo());
+        acquisition.released();
+        assert!(!acquisition.needs_undo());
+    }
+
+    #[test]
     fn a_new_request_cannot_be_used_already() {
         assert_eq!(
             acquisition().answered::<Fenced>(&Ok(AcquireOutcome::AlreadyUsed)),

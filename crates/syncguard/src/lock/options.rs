@@ -372,3 +372,42 @@ impl fmt::Debug for LockOptions {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    #[test]
+    fn values_are_refused_just_beyond_their_limits() {
+        let options = LockOptions::default;
+        let day = Ttl::MAX.as_duration();
+        let policy = |max_delay| RetryPolicy::default().delay(MS(100)).max_delay(MS(max_delay));
+        for (valid, invalid) in [
+            (options().ttl(MS(3)).renew(), options().ttl(MS(2)).renew()),
+            (options().retry(policy(100)), options().retry(policy(99))),
+            (options().hold_at_least(day), options().hold_at_least(day + MS(1))),
+            (options().ttl(MS(9)).stop_margin(MS(8)), options().ttl(MS(9)).stop_margin(MS(9))),
+            (
+                options().ttl(MS(9)).renew().max_hold(MS(9)),
+                options().ttl(MS(9)).renew().max_hold(MS(8)),
+            ),
+        ] {
+            assert!(valid.validate().is_ok(), "{valid:?}");
+            assert!(invalid.validate().is_err(), "{invalid:?}");
+        }
+    }
+
+    #[test]
+    fn options_return_what_was_set() {
+        let options = LockOptions::default();
+        assert!(!options.is_renewed());
+        assert_eq!(options.max_retries(), None);
+        assert_eq!(options.retry_policy().max_delay, Some(LockOptions::LONGEST_DELAY));
+        let options = options.ttl(MS(9)).renew().retry(RetryPolicy::default().max_retries(3));
+        assert_eq!(options.get_ttl().as_duration(), MS(9));
+        assert!(options.is_renewed());
+        assert_eq!((options.max_retries(), options.retry_policy().max_delay), (Some(3), None));
+    }
+}

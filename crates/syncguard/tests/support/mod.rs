@@ -15,7 +15,7 @@ use syncguard::memory::MemoryConfig;
 use syncguard::testing::LocalClock;
 use syncguard::{
     Error, ErrorCode, ExtendOutcome, FenceSource, Key, LockBackend, LockId, LockOptions, Locker,
-    MemoryBackend, ReleaseOutcome, Result, Timestamp, Ttl,
+    MemoryBackend, ReleaseOutcome, Result, RetryPolicy, Timestamp, Ttl,
 };
 use tokio::time::Instant;
 
@@ -228,6 +228,15 @@ impl LockBackend for Faulty {
 pub(crate) fn locker(backend: &Faulty, options: LockOptions) -> Locker<Faulty> {
     let builder = Locker::builder(backend.clone()).clock(LocalClock::Tokio);
     builder.options(options).build().expect("inside a runtime")
+}
+
+/// Returns a locker on virtual time whose waiters do not poll: one that asks by chance just before
+/// or after a change is served at another time.
+pub(crate) fn locker_without_polls(backend: &Faulty, options: LockOptions) -> Locker<Faulty> {
+    let never = Duration::from_mins(1);
+    let options = options.retry(RetryPolicy::default().delay(never));
+    let builder = Locker::builder(backend.clone()).clock(LocalClock::Tokio);
+    builder.options(options).poll_interval(never).build().expect("inside a runtime")
 }
 
 /// Shuts down a locker. Reports come from threads, which take real time while the clock is virtual.

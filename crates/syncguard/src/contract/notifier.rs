@@ -306,7 +306,7 @@ mod tests {
         let mut subscription = notifier.subscribe(&key("a"));
         notifier.notify(&key("a"), Some(Duration::from_secs(3)));
         subscription.mark_seen();
-        // A notifier that still works wakes nobody.
+        // A notifier that still works wakes no waiter.
         notifier.set_working(true);
         assert!(!has_changed(&subscription));
         notifier.notify(&key("a"), Some(Duration::from_secs(3)));

@@ -11,11 +11,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use servers::postgres::{config, connect, connect_with, raw, start};
 use servers::{a_dead_path_costs_no_renewed_lock, cycle, eventually, grant, key, request};
 use syncguard::backend::{ExtendRequest, ReleaseRequest};
 use syncguard::postgres::PostgresConfig;
-use syncguard::{ErrorCode, ExtendOutcome, LockBackend, PostgresBackend, Ttl, diagnostics};
+use syncguard::{
+    ErrorCode, ExtendOutcome, LockBackend, PostgresBackend, ReleaseOutcome, Ttl, diagnostics,
+};
 use test_support::{Fault, Proxy};
 
 fn through(proxy: &Proxy) -> String {
@@ -197,6 +200,47 @@ async fn a_renewed_lock_survives_a_path_that_dies() {
     let config = config(&through(&proxy)).response_timeout(Duration::from_secs(30));
     let backend = connect_with(config).await;
     Box::pin(a_dead_path_costs_no_renewed_lock(backend, &proxy)).await;
+}
+
+/// A lock table has few rows most of the time, and the planner would read it from end to end. It
+/// plans once, and the table may grow.
+#[tokio::test(flavor = "multi_thread")]
+async fn small_tables_are_read_by_index_too() {
+    const COUNT: usize = 16;
+    let Some(server) = start() else { return };
+    cycle(&connect(&server.url()).await, "k").await.expect("works");
+    let raw = raw(&server).await;
+    for table in ["syncguard_locks", "syncguard_fence_counters"] {
+        raw.batch_execute(&format!("VACUUM (ANALYZE) {table}")).await.expect("works");
+    }
+    let statistics = async || -> [i64; 2] {
+        let sums = "SELECT sum(seq_scan)::bigint, sum(n_tup_del)::bigint FROM pg_stat_user_tables";
+        let row = raw.query_one(sums, &[]).await.expect("works");
+        [row.get(0), row.get(1)]
+    };
+    let [scans, mut deleted] = statistics().await;
+    for is_pooled in [false, true] {
+        let config = config(&server.url()).behind_pooler(is_pooled);
+        let backend = PostgresBackend::connect(config).await.expect("connects");
+        cycle(&backend, "k").await.expect("works");
+        let keys: Vec<String> = (0..COUNT).map(|number| format!("k{number}")).collect();
+        let held = join_all(keys.iter().map(|key| grant(&backend, key))).await;
+        let extends = held.iter().map(|(held, _)| ExtendRequest::new(held.lock_id(), Ttl::DEFAULT));
+        let extends: Vec<_> = extends.collect();
+        for extended in join_all(extends.iter().map(|extend| backend.extend(extend))).await {
+            assert!(matches!(extended.expect("works"), ExtendOutcome::Extended(_)));
+        }
+        assert!(backend.is_locked(&key("k0")).await.expect("works"));
+        let releases: Vec<_> =
+            held.iter().map(|(held, _)| ReleaseRequest::new(held.lock_id())).collect();
+        for released in join_all(releases.iter().map(|release| backend.release(release))).await {
+            assert_eq!(released.expect("works"), ReleaseOutcome::Released);
+        }
+        deleted += 1 + i64::try_from(COUNT).expect("small");
+    }
+    // Sessions report what they did when they end, at the latest.
+    eventually("everything is reported", async || statistics().await[1] >= deleted).await;
+    assert_eq!(statistics().await, [scans, deleted]);
 }
 
 /// The waker of a task, which counts how often the task is woken while it runs.

@@ -62,7 +62,8 @@ const KEEP_GRANT: &str = keep_grants!(true);
 /// * the isolation level;
 /// * how long the server may take, so that a statement whose client has given up does not wait
 ///   forever;
-/// * that no statement is planned twice, because no key has a better plan than the others.
+/// * that no statement is planned twice, because no key has a better plan than the others;
+/// * that tables are read by index. They are small when they are planned for, and then grow.
 ///
 /// A pooler refuses such settings, and is detected by that.
 pub(super) fn session_options(limit: Duration) -> String {
@@ -70,7 +71,7 @@ pub(super) fn session_options(limit: Duration) -> String {
     format!(
         "-c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off \
          -c lock_timeout={lock_ms} -c statement_timeout={limit_ms} \
-         -c plan_cache_mode=force_generic_plan"
+         -c plan_cache_mode=force_generic_plan -c enable_seqscan=off"
     )
 }
 
@@ -79,7 +80,7 @@ fn opening(limit: Duration) -> String {
     let [lock_ms, limit_ms] = limits(limit);
     format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = {lock_ms}; \
-         SET LOCAL statement_timeout = {limit_ms}; {KEEP_GRANT}"
+         SET LOCAL statement_timeout = {limit_ms}; SET LOCAL enable_seqscan = off; {KEEP_GRANT}"
     )
 }
 

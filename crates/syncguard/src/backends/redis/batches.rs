@@ -22,7 +22,7 @@ const LIMIT: usize = 64;
 
 /// How many operations leave although a batch is on its way: the server runs one batch while the
 /// callers of another get their answers and ask again.
-const ENOUGH: usize = 12;
+const ENOUGH: usize = 6;
 
 impl Batched for Item {
     /// `None` if the keys are on two nodes while their slot moves.

@@ -15,12 +15,15 @@ use crate::common::fence::Fence;
 /// * A grant after contention with another process was notified, or was silent unless the holder's
 ///   lock had expired.
 /// * Without a grant, the expiry shows it: if it moves without a notification, the waiter looks up
-///   the fence, and a second, different one is a silent change of hands.
+///   the fence, and a second, different one is a silent change of hands. Until it knows, it asks as
+///   often as if there were no notifications.
 /// * A notification while the holder stays the same counts as nothing.
 #[derive(Debug, Default)]
 pub(super) struct Trust {
     /// Grows with every change of hands in silence, and shrinks with every one that was notified.
     misses: u8,
+    /// When the lock was last extended, or changed hands, without a notification.
+    suspected_at: Option<LocalInstant>,
     /// The holder in another process, while one is known.
     holder: Option<OtherHolder>,
 }
@@ -52,12 +55,12 @@ impl Trust {
 
     /// Creates one that does not rely on notifications.
     pub(super) fn doubtful() -> Self {
-        Self { misses: Self::ENOUGH, holder: None }
+        Self { misses: Self::ENOUGH, ..Self::default() }
     }
 
     /// Returns whether a waiter can wait for a notification.
     pub(super) fn is_reliable(&self) -> bool {
-        self.misses < Self::ENOUGH
+        self.misses < Self::ENOUGH && self.suspected_at.is_none()
     }
 
     /// Records that a process other than this one holds the lock.
@@ -69,6 +72,8 @@ impl Trust {
     ) -> Sighting {
         /// By how much the time until the expiry may be off.
         const SLACK: Duration = Duration::from_millis(10);
+        /// A holder that stays for so long after its expiry has moved has extended its lock.
+        const STAY: Duration = Duration::from_millis(50);
         let expires_at = now + expires_in;
         let new = OtherHolder { notifications, expires_at, since: now, fence: None };
         let Some(holder) = &mut self.holder else {
@@ -78,6 +83,7 @@ impl Trust {
         if expires_at <= holder.expires_at + SLACK {
             // The same holder. A notification that came was that of an earlier release.
             holder.notifications = notifications;
+            self.suspected_at.take_if(|suspected_at| now.since(*suspected_at) >= STAY);
             return Sighting::Known;
         }
         if holder.notifications != notifications {
@@ -86,16 +92,26 @@ impl Trust {
             return Sighting::Known;
         }
         holder.expires_at = expires_at;
+        self.suspected_at = Some(now);
         Sighting::Unclear
     }
 
-    /// Records the fence of an [unclear](Sighting::Unclear) holder.
-    pub(super) fn saw(&mut self, now: LocalInstant, fence: Fence) {
+    /// Records the fence of an [unclear](Sighting::Unclear) holder, or that it was gone by then.
+    pub(super) fn saw(&mut self, now: LocalInstant, fence: Option<Fence>) {
         let Some(holder) = &mut self.holder else { return };
-        let before = holder.fence.replace(fence);
-        if before.is_some_and(|before| before != fence) {
+        let Some(fence) = fence else {
+            // Its notification may be on its way.
             holder.since = now;
-            self.miss();
+            return;
+        };
+        match holder.fence.replace(fence) {
+            // It was extended.
+            Some(before) if before == fence => self.suspected_at = None,
+            Some(_) => {
+                holder.since = now;
+                self.miss();
+            }
+            None => {}
         }
     }
 
@@ -117,12 +133,13 @@ impl Trust {
         waiting_since: LocalInstant,
         random: f64,
     ) -> Duration {
-        const LEAST: Duration = Duration::from_millis(2);
+        const LEAST: Duration = Duration::from_millis(1);
         let since = self.holder.as_ref().map_or(waiting_since, |holder| holder.since);
         (now.since(since) / 8).max(LEAST).mul_f64(0.5 + random / 2.0)
     }
 
     fn hit(&mut self) {
+        self.suspected_at = None;
         self.misses = self.misses.saturating_sub(1);
     }
 
@@ -189,21 +206,78 @@ mod tests {
         for (step, number) in [(1, 5), (2, 5), (3, 5), (4, 5)] {
             let now = start + MS(step * 1000);
             assert_eq!(trust.contended(now, TTL, 7), Sighting::Unclear);
-            trust.saw(now, fence(number));
+            trust.saw(now, Some(fence(number)));
         }
         assert!(trust.is_reliable(), "its holder extends it");
         for (step, number) in [(5, 8), (6, 9)] {
             let now = start + MS(step * 1000);
             assert_eq!(trust.contended(now, TTL, 7), Sighting::Unclear);
-            trust.saw(now, fence(number));
+            trust.saw(now, Some(fence(number)));
         }
         assert!(!trust.is_reliable(), "others pass it on");
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_silent_change_is_looked_into_at_once() {
+        let (start, mut trust) = (start(), Trust::default());
+        assert_eq!(trust.contended(start, TTL, 7), Sighting::Known);
+        assert!(trust.is_reliable());
+        // The next attempt comes after the first delay of the retry policy.
+        let now = start + MS(100);
+        assert_eq!(trust.contended(now, TTL, 7), Sighting::Unclear);
+        trust.saw(now, Some(fence(5)));
+        assert!(!trust.is_reliable(), "extended, or passed on?");
+        let now = now + MS(12);
+        assert_eq!(trust.contended(now, TTL, 7), Sighting::Unclear);
+        trust.saw(now, Some(fence(8)));
+        let now = now + MS(2);
+        assert_eq!(trust.contended(now, TTL, 7), Sighting::Known, "too soon to tell them apart");
+        assert!(!trust.is_reliable());
+        let now = now + MS(12);
+        assert_eq!(trust.contended(now, TTL, 7), Sighting::Unclear);
+        trust.saw(now, Some(fence(11)));
+        assert_eq!(trust.contended(now + MS(60), MS(30_000 - 60), 7), Sighting::Known);
+        assert!(!trust.is_reliable(), "passed on twice");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_suspicion_ends_when_the_holder_stays_or_notifies() {
+        let (start, mut trust) = (start(), Trust::default());
+        let suspect = |trust: &mut Trust, now: LocalInstant, number: u64| {
+            assert_eq!(trust.contended(now, TTL, 7), Sighting::Unclear);
+            trust.saw(now, Some(fence(number)));
+            assert!(!trust.is_reliable());
+        };
+        assert_eq!(trust.contended(start, TTL, 7), Sighting::Known);
+        suspect(&mut trust, start + MS(100), 5);
+        assert_eq!(trust.contended(start + MS(140), MS(30_000 - 40), 7), Sighting::Known);
+        assert!(!trust.is_reliable());
+        assert_eq!(trust.contended(start + MS(150), MS(30_000 - 50), 7), Sighting::Known);
+        assert!(trust.is_reliable(), "it was extended");
+        suspect(&mut trust, start + MS(300), 6);
+        assert_eq!(trust.contended(start + MS(320), TTL, 8), Sighting::Known);
+        assert!(trust.is_reliable(), "notified");
+        assert_eq!(trust.contended(start + MS(340), TTL, 8), Sighting::Unclear);
+        trust.acquired(start + MS(350), 9);
+        assert!(trust.is_reliable(), "notified");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_that_is_gone_when_it_is_looked_up_is_not_counted_as_old() {
+        let (start, mut trust) = (start(), Trust::default());
+        assert_eq!(trust.contended(start, TTL, 7), Sighting::Known);
+        let now = start + MS(8000);
+        assert_eq!(trust.contended(now, TTL, 7), Sighting::Unclear);
+        trust.saw(now, None);
+        assert_eq!(trust.interval(now, start, 1.0), MS(1));
+        assert_eq!(trust.contended(now + MS(50), MS(30_000 - 50), 7), Sighting::Known);
+        assert!(trust.is_reliable(), "its notification may be late");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn the_longer_a_holder_is_seen_the_less_often_is_asked() {
         let (start, mut trust) = (start(), Trust::default());
-        assert_eq!(trust.interval(start, start, 1.0), MS(2));
+        assert_eq!(trust.interval(start, start, 1.0), MS(1));
         assert_eq!(trust.interval(start + MS(8000), start, 1.0), MS(1000), "as for a known holder");
         assert_eq!(trust.contended(start, TTL, 7), Sighting::Known);
         assert_eq!(trust.interval(start + MS(8000), start, 1.0), MS(1000));

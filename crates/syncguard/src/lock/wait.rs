@@ -386,10 +386,8 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         if sighting == Sighting::Unclear && !head.subscriptions.is_empty() {
             let backend = &self.call.context.engine.backend;
             let lookup = Box::pin(backend.lookup_key(self.call.key));
-            if let Ok(Some(lock)) = lookup.await
-                && let Some(fence) = B::Fencing::fence(lock.token)
-            {
-                head.trust.saw(now, fence);
+            if let Ok(found) = lookup.await {
+                head.trust.saw(now, found.and_then(|lock| B::Fencing::fence(lock.token)));
             }
         }
     }

@@ -296,6 +296,12 @@ async fn refusals_of_the_server_have_the_codes_of_the_table() {
     set("maxclients", "1").query_async::<()>(&mut raw).await.expect("works");
     let error = RedisBackend::connect(config(&server.url())).await.expect_err("full");
     assert_eq!(error.code(), ErrorCode::RateLimited, "{error:?}");
+    // The same for a connection that is replaced.
+    let mut kill = redis::cmd("CLIENT");
+    kill.arg("KILL").arg("TYPE").arg("normal").query_async::<()>(&mut raw).await.expect("works");
+    let error = backend.acquire(&acquire("k")).await.expect_err("full");
+    assert_eq!(error.code(), ErrorCode::RateLimited, "{error:?}");
+    assert!(!error.may_have_taken_effect(), "{error:?}");
 }
 
 /// The documented rights of a user, except for the channels.

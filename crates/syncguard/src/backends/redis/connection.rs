@@ -113,7 +113,6 @@ impl Multiplexed {
         let connection = Self::new(resolver);
         match connection.link().await {
             Ok(_) => Ok(connection),
-            Err(cause) if is_full(&connection.shared.resolver, &cause).await => Err(error::full()),
             Err(cause) => Err(error::refused(&cause)),
         }
     }
@@ -235,7 +234,12 @@ impl MultiplexedInner {
         done: watch::Sender<Option<RedisResult<Dialed>>>,
     ) {
         tokio::time::sleep(delay).await;
-        let connected = self.resolver.connect(self.resolver.connection_config()).await;
+        let mut connected = self.resolver.connect(self.resolver.connection_config()).await;
+        if let Err(cause) = &connected
+            && is_full(&self.resolver, cause).await
+        {
+            connected = Err(error::full());
+        }
         {
             let mut state = self.state();
             (state.failures, state.link) = match &connected {

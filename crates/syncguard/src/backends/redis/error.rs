@@ -77,6 +77,7 @@ fn classify(error: &RedisError) -> (ErrorCode, &'static str, bool) {
             false,
         ),
         Some("OOM") => (RateLimited, "Redis is out of memory; raise maxmemory", false),
+        Some(FULL) => (RateLimited, "Redis refused the connection: maxclients reached", false),
         Some("READONLY") => (
             ServiceUnavailable,
             "this Redis server is a read-only replica; connect to the primary",
@@ -151,9 +152,12 @@ fn is_tls_failure(error: &RedisError) -> bool {
     matches!(cause, Some(cause) if cause.is::<rustls::Error>())
 }
 
-/// Creates the error for a server that has reached `maxclients`.
-pub(super) fn full() -> Error {
-    Error::new(ErrorCode::RateLimited, "Redis refused the connection: maxclients reached")
+/// Our code for a server that has reached `maxclients`; its own error has none.
+const FULL: &str = "MAXCLIENTS";
+
+/// Creates the driver's error for such a server.
+pub(super) fn full() -> RedisError {
+    redis::make_extension_error(FULL.to_owned(), None)
 }
 
 /// Creates the error for an answer that did not come in time.

@@ -1,52 +1,100 @@
 //! cargo-mutants, which changes one expression at a time: a change that no test notices is a gap in
 //! the tests. The settings, and why some mutants survive, are in `.cargo/mutants.toml`.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use crate::shell::{Outcome, root, step, target};
+use crate::test::REQUIRE_SERVERS;
 use crate::tools;
 
-/// Tests of the library that need no server, for mutants that the unit tests miss.
-const TESTS: [&str; 15] = [
-    "blocking",
-    "cancellable",
-    "errors",
-    "guards",
-    "memory",
-    "metrics",
-    "primitives",
-    "properties",
-    "renewal",
-    "requests",
-    "serde",
-    "sqlite",
-    "telemetry",
-    "vectors*",
-    "waiting",
-];
-
-/// Runs all mutants with the unit tests, and those that survive with the other tests too. It takes
-/// about three hours on two cores.
-pub(crate) fn run() -> Outcome {
-    let output = target().join("cargo-mutants");
-    drop(fs::remove_dir_all(&output));
-    fs::create_dir_all(&output).map_err(|cause| format!("{}: {cause}", output.display()))?;
-    let mut unit_tests = command()?;
-    unit_tests.arg("--output").arg(&output).arg("--cargo-arg=--lib");
-    // They take as long as all others together.
-    unit_tests.args(["--", "--", "--skip", "protocol", "--skip", "schedules"]);
-    // Those that survive are not the last word.
-    drop(step("cargo-mutants, unit tests", &mut unit_tests));
-    let mut all_tests = command()?;
-    all_tests.arg("--output").arg(&output).args(["--iterate", "--cargo-arg=--lib"]);
-    all_tests.args(TESTS.map(|test| format!("--cargo-arg=--test={test}")));
-    step("cargo-mutants, all tests that need no server", &mut all_tests)
+/// Files that are changed together, the features that they need, and the tests that notice a
+/// change. With all features, a mutant takes four times as long to build.
+struct Part {
+    name: &'static str,
+    features: &'static str,
+    /// Below `crates/syncguard/src`.
+    files: &'static [&'static str],
+    /// The test programs for what the unit tests and `tests/mutants` miss.
+    tests: &'static [&'static str],
 }
 
-fn command() -> Outcome<Command> {
+const PARTS: [Part; 6] = [
+    Part {
+        name: "common",
+        features: "conformance,full",
+        files: &["common/**/*.rs", "contract/**/*.rs"],
+        tests: &["memory", "sqlite"],
+    },
+    Part { name: "lock", features: "conformance", files: &["lock/**/*.rs"], tests: &["memory"] },
+    Part {
+        name: "sqlite",
+        features: "conformance,sqlite",
+        files: &["backends/sqlite/{config,error,record}.rs"],
+        tests: &["sqlite", "sqlite_faults"],
+    },
+    Part {
+        name: "redis",
+        features: "conformance,redis",
+        files: &["backends/redis/{config,error,layout,names,record,reply,settings}.rs"],
+        tests: &["redis", "redis_errors", "redis_shards", "redis_vectors", "redis_wire"],
+    },
+    Part {
+        name: "postgres",
+        features: "conformance,postgres",
+        files: &["backends/postgres/{config,error,names,record}.rs"],
+        tests: &[
+            "postgres",
+            "postgres_connections",
+            "postgres_faults",
+            "postgres_vectors",
+            "postgres_wire",
+        ],
+    },
+    Part {
+        name: "firestore",
+        features: "conformance,firestore",
+        files: &["backends/firestore/{config,error,names,record}.rs"],
+        tests: &["firestore", "firestore_answers", "firestore_wire"],
+    },
+];
+
+/// Runs all mutants with the unit tests, and those that survive with more and more of the other
+/// tests. It takes about two hours on two cores. `path` has the servers.
+pub(crate) fn run(path: &OsStr) -> Outcome {
+    let output = target().join("cargo-mutants");
+    drop(fs::remove_dir_all(&output));
+    let mut survived = Vec::new();
+    for part in PARTS {
+        let output = output.join(part.name);
+        fs::create_dir_all(&output).map_err(|cause| format!("{}: {cause}", output.display()))?;
+        let mut unit_tests = command(&part, &output, &["--lib"])?;
+        // They take as long as all others together.
+        unit_tests.args(["--", "--", "--skip", "protocol", "--skip", "schedules"]);
+        // Those that survive are not the last word.
+        drop(step(&format!("cargo-mutants, {}, unit tests", part.name), &mut unit_tests));
+        let mut quick_tests = command(&part, &output, &["--test=mutants"])?;
+        quick_tests.arg("--iterate");
+        drop(step(&format!("cargo-mutants, {}, quick tests", part.name), &mut quick_tests));
+        let tests: Vec<String> = part.tests.iter().map(|test| format!("--test={test}")).collect();
+        let programs: Vec<&str> = tests.iter().map(String::as_str).chain(["--lib"]).collect();
+        let mut all_tests = command(&part, &output, &programs)?;
+        all_tests.arg("--iterate").env(REQUIRE_SERVERS, "1").env("PATH", path);
+        let outcome = step(&format!("cargo-mutants, {}, all tests", part.name), &mut all_tests);
+        survived.extend(outcome.err());
+    }
+    if survived.is_empty() { Ok(()) } else { Err(survived.join("; ")) }
+}
+
+/// Returns a command that runs these test programs for every mutant of a part.
+fn command(part: &Part, output: &Path, programs: &[&str]) -> Outcome<Command> {
     let mut mutants = Command::new(tools::from_crates_io("cargo-mutants", "27.1.0", "dev")?);
     mutants.current_dir(root()).args(["mutants", "--package", "syncguard", "--jobs", "2"]);
+    mutants.args(["--features", part.features]).arg("--output").arg(output);
+    mutants.args(part.files.iter().map(|file| format!("--file=crates/syncguard/src/{file}")));
+    mutants.args(programs.iter().map(|program| format!("--cargo-arg={program}")));
     mutants.env("CARGO_INCREMENTAL", "1");
     mutants.env("SYNCGUARD_SCHEDULES", "1000").env("SYNCGUARD_FUZZ_RUNS", "2000");
     Ok(mutants)

@@ -143,5 +143,5 @@ fn below_the_store() -> Outcome {
         tests.env("SYNCGUARD_SEED", &seed);
         step(name, &mut tests)?;
     }
-    cargo_mutants::run()
+    cargo_mutants::run(&install_servers(&BACKENDS)?)
 }

@@ -483,6 +483,28 @@ mod tests {
         assert_eq!(state.next(at(0)), Step::Wait(at(3)));
         let Step::Renew(sent) = state.next(at(3)) else { panic!("due") };
         assert_eq!(sent.give_up_at, at(6));
+        assert_eq!(sent.limit(), UNIT * 3);
+    }
+
+    #[test]
+    fn no_renewal_follows_a_longer_extend() {
+        let mut state = lease(9).renewed(ttl(9), Some(UNIT * 12));
+        let sent = send(&mut state, 12, at(1));
+        assert_eq!(state.extend_ended(sent, ExtendAnswer::Extended, at(1)), AfterExtend::Noted);
+        assert_eq!(state.next(at(5)), Step::Wait(at(13)));
+    }
+
+    #[test]
+    fn renewal_is_complete_unless_a_millisecond_is_left() {
+        let renewed_for = |rest: Duration| {
+            let mut state = lease(9).renewed(ttl(7), Some(UNIT * 10 + rest));
+            let Step::Renew(sent) = state.next(at(3)) else { panic!("due") };
+            let extended = state.extend_ended(sent, ExtendAnswer::Extended, at(3));
+            assert_eq!(extended, AfterExtend::Noted);
+            state.next(at(6))
+        };
+        assert_eq!(renewed_for(Duration::from_micros(500)), Step::Wait(at(10)));
+        assert!(matches!(renewed_for(Duration::from_millis(1)), Step::Renew(_)));
     }
 
     /// Returns a lease of 9 units that was renewed until its `max_hold` of 12.
@@ -543,6 +565,41 @@ mod tests {
         assert_eq!(late, AfterExtend::ReleaseIt(None));
         assert_eq!(state.remaining(at(10)), Duration::ZERO);
         assert_eq!(state.lose(LostReason::NotHeld), None);
+    }
+
+    #[test]
+    fn an_answer_that_comes_when_the_lease_is_over_reports_the_loss() {
+        let answered = |answer: ExtendAnswer| {
+            let mut state = lease(9);
+            let sent = send(&mut state, 9, at(3));
+            state.extend_ended(sent, answer, at(9))
+        };
+        let expired = || LostReason::Expired;
+        assert_eq!(answered(ExtendAnswer::Extended), AfterExtend::ReleaseIt(Some(expired())));
+        assert_eq!(answered(ExtendAnswer::Unknown), AfterExtend::Lost(expired()));
+    }
+
+    #[test]
+    fn what_a_guard_has_let_go_of_is_not_released_again() {
+        let mut state = lease(9);
+        let sent = send(&mut state, 9, at(3));
+        assert_eq!(state.let_go(at(9)), LetGo { is_first: true, lost: Some(LostReason::Expired) });
+        assert_eq!(state.extend_ended(sent, ExtendAnswer::Extended, at(9)), AfterExtend::Noted);
+    }
+
+    #[test]
+    fn a_lease_remains_until_it_is_lost_or_let_go_of() {
+        let mut state = LeaseState::new(at(0), ttl(9), UNIT);
+        assert_eq!(state.remaining(at(2)), UNIT * 7);
+        assert_eq!((state.is_lost(), state.let_go_at()), (false, None));
+        assert_eq!(state.next(at(8)), Step::Lost(LostReason::Expiring));
+        assert!(!state.is_lost(), "the store still has it");
+        let mut expired = lease(9);
+        assert_eq!(expired.next(at(9)), Step::Lost(LostReason::Expired));
+        assert!(expired.is_lost());
+        let mut released = lease(9);
+        assert_eq!(released.let_go(at(8)), LetGo { is_first: true, lost: None });
+        assert_eq!((released.is_lost(), released.let_go_at()), (false, Some(at(8))));
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use support::{Call, Fault, Faulty, key, locker, ms, ttl_ms};
+use support::{Call, Fault, Faulty, key, locker, locker_without_polls, ms, ttl_ms};
 use syncguard::backend::ReleaseRequest;
 use syncguard::{
     ErrorCode, ExtendOutcome, LockBackend, LockOptions, LostReason, ReleaseOutcome, diagnostics,
@@ -59,6 +59,88 @@ async fn the_renewal_task_ends_with_its_guard() {
     locker.shutdown().await.expect("released");
     tokio::time::sleep(ms(1)).await;
     assert_eq!(alive(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_task_watches_a_guard_for_all_that_wait_for_its_end() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    let guard = locker.lock("k").await.expect("free");
+    let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let before = alive();
+    for _ in 0..3 {
+        tokio::time::timeout(ms(1), guard.lost()).await.expect_err("it is held");
+    }
+    assert_eq!(alive(), before + 1);
+}
+
+/// On some stores several keys share their notifications.
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_is_notified_again_and_again_looks_less_and_less_often() {
+    /// Sleeps end late by up to this.
+    const STEP: u64 = 7;
+    let backend = Faulty::watched();
+    let changes = backend.changes.clone().expect("watched");
+    let locker = locker(&backend, LockOptions::default().ttl(ttl_ms(60_000)).renew());
+    let _guard = locker.lock("k").await.expect("free");
+    let pass = async |steps: u64, is_noisy: bool| {
+        for _ in 0..steps {
+            if is_noisy {
+                changes.notify(&key("k"), None);
+            }
+            tokio::time::advance(ms(STEP)).await;
+            tokio::task::yield_now().await;
+        }
+    };
+    let gaps = |looks: &[Instant]| -> Vec<u128> {
+        looks.windows(2).map(|pair| (pair[1] - pair[0]).as_millis()).collect()
+    };
+    pass(450, true).await;
+    let looks = backend.lookups();
+    let gaps_of_noise = gaps(&looks);
+    assert_eq!(gaps_of_noise[..5], [21, 42, 84, 161, 322]);
+    assert!(gaps_of_noise[5..].iter().all(|gap| *gap == 504), "{gaps_of_noise:?}");
+    assert!(gaps_of_noise.len() > 6);
+    pass(200, false).await;
+    let before = backend.lookups().len();
+    pass(40, true).await;
+    assert_eq!(gaps(&backend.lookups()[before..])[..2], [21, 42], "after a quiet time");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_waiter_asks_when_the_lock_is_lost() {
+    let backend = Faulty::new();
+    let locker = locker_without_polls(&backend, renewed());
+    let started = Instant::now();
+    let guard = locker.lock("k").await.expect("free");
+    let waiting = tokio::spawn({
+        let locker = locker.clone();
+        async move { locker.lock("k").await }
+    });
+    tokio::time::sleep(ms(500)).await;
+    let taken = ReleaseRequest::new(guard.lock_id());
+    assert_eq!(backend.inner.release(&taken).await.expect("works"), ReleaseOutcome::Released);
+    drop(waiting.await.expect("no panic").expect("free"));
+    assert_eq!(guard.ended(), Some(LostReason::NotHeld));
+    assert_eq!(started.elapsed(), ms(1_000), "at the renewal, and not at the expiry");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extend_that_is_answered_after_the_loss_was_signaled_does_not_revoke_it() {
+    let backend = Faulty::new();
+    let options = LockOptions::default().ttl(ttl_ms(3_000)).stop_margin(ms(1_000));
+    let locker = locker(&backend, options);
+    let guard = locker.lock("k").await.expect("free");
+    tokio::time::sleep(ms(500)).await;
+    backend.fail_next(Call::Extend, Fault::Delayed(ms(700)));
+    let (extended, ended) = tokio::join!(guard.extend(ttl_ms(1_200)), async {
+        // The shorter TTL counts from before it was sent.
+        tokio::time::sleep(ms(300)).await;
+        guard.ended()
+    });
+    assert_eq!(ended, Some(LostReason::Expiring));
+    let extended = extended.expect("answered");
+    assert!(matches!(extended, ExtendOutcome::NotHeld(_)), "{extended:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -99,10 +99,11 @@ impl<B: LockBackend> LeaseTask<B> {
                         continue;
                     }
                 }
-                let looked_at = ticker.now();
                 ticker.sleep(pause).await;
+                // A notification that came during the pause is there at once.
+                let paused_until = ticker.now();
                 changes.notified().await;
-                let is_quiet = ticker.now().since(looked_at) > LONGEST_PAUSE;
+                let is_quiet = ticker.now().since(paused_until) > LONGEST_PAUSE;
                 pause = if is_quiet { PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
             }
         }

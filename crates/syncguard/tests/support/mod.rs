@@ -68,6 +68,8 @@ pub(crate) struct Faulty {
     /// Never notifies.
     silence: Option<Notifier>,
     lookups_take: Duration,
+    /// What holders that watch their locks are notified by.
+    pub(crate) changes: Option<Notifier>,
 }
 
 #[derive(Debug, Default)]
@@ -76,6 +78,7 @@ struct State {
     always: [Option<Fault>; 3],
     calls: Vec<(Call, Instant)>,
     acquire_ids: Vec<LockId>,
+    lookups: Vec<Instant>,
 }
 
 impl Faulty {
@@ -88,6 +91,7 @@ impl Faulty {
             has_wake_ups: true,
             silence: None,
             lookups_take: Duration::ZERO,
+            changes: None,
         }
     }
 
@@ -109,6 +113,11 @@ impl Faulty {
         Self { silence: Some(Notifier::new()), ..Self::new() }
     }
 
+    /// Creates a backend whose holders can watch their locks.
+    pub(crate) fn watched() -> Self {
+        Self { changes: Some(Notifier::new()), ..Self::new() }
+    }
+
     /// Creates a backend without notifications, so that waiters have to poll.
     pub(crate) fn polling() -> Self {
         Self { has_wake_ups: false, ..Self::new() }
@@ -122,6 +131,11 @@ impl Faulty {
     /// Makes every call of this kind fail this way from now on; `None` stops that.
     pub(crate) fn fail_always(&self, call: Call, fault: Option<Fault>) {
         self.state.lock().expect("no panic inside").always[call as usize] = fault;
+    }
+
+    /// Returns when locks were looked up by their ids.
+    pub(crate) fn lookups(&self) -> Vec<Instant> {
+        self.state.lock().expect("no panic inside").lookups.clone()
     }
 
     /// Returns how often an operation was called.
@@ -209,6 +223,7 @@ impl LockBackend for Faulty {
     }
 
     async fn lookup_id(&self, lock_id: &LockId) -> Result<Option<StoredLock>> {
+        self.state.lock().expect("no panic inside").lookups.push(Instant::now());
         self.inner.lookup_id(lock_id).await
     }
 
@@ -221,6 +236,10 @@ impl LockBackend for Faulty {
             return Some(silence.subscribe(key));
         }
         if self.has_wake_ups { self.inner.subscribe(key).await } else { None }
+    }
+
+    async fn watch(&self, key: &Key) -> Option<Subscription> {
+        Some(self.changes.as_ref()?.subscribe(key))
     }
 }
 

@@ -271,6 +271,32 @@ async fn not_held_after_a_release_without_an_answer_counts_as_released() {
     backend.fail_next(Call::Release, Fault::LosesReply(ErrorCode::NetworkTimeout));
     drop(guard.release().await.expect_err("the answer was lost"));
     assert_eq!(guard.release().await.expect("works"), ReleaseOutcome::Released);
+    assert_eq!(guard.ended(), Some(LostReason::Released));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_reports_that_the_lock_was_lost_before() {
+    let backend = Faulty::new();
+    let locker = locker(&backend, LockOptions::default());
+    let guard = locker.lock("k").await.expect("free");
+    let taken = ReleaseRequest::new(guard.lock_id());
+    assert_eq!(backend.inner.release(&taken).await.expect("works"), ReleaseOutcome::Released);
+    assert!(matches!(guard.release().await.expect("works"), ReleaseOutcome::NotHeld(_)));
+    assert_eq!(guard.ended(), Some(LostReason::NotHeld));
+}
+
+/// Waiters of a lock that changes hands quickly do not pause.
+#[tokio::test(start_paused = true)]
+async fn only_a_holder_that_waited_long_makes_waiters_ask_in_order() {
+    for (held, is_ordered) in [(ms(100), false), (ms(300), true)] {
+        let backend = Faulty::new();
+        let locker = locker(&backend, LockOptions::default());
+        let mut released = backend.subscribe(&key("k")).await.expect("offered");
+        let guard = locker.lock("k").await.expect("free");
+        tokio::time::sleep(held).await;
+        guard.release().await.expect("works");
+        assert_eq!(released.notified().await.is_some(), is_ordered, "after {held:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -412,12 +438,12 @@ async fn a_detached_lock_can_be_resumed_by_its_id() {
 async fn shutdown_returns_an_error_after_its_limit() {
     let backend = Faulty::new();
     let locker = locker(&backend, LockOptions::default());
-    let guard = locker.lock("k").await.expect("free");
+    let guards = [locker.lock("k").await.expect("free"), locker.lock("k2").await.expect("free")];
     backend.fail_always(Call::Release, Some(Fault::Hangs));
-    drop(guard);
-    let error = locker.shutdown_within(ms(500)).await.expect_err("it hangs");
+    drop(guards);
+    let error = locker.shutdown_within(ms(500)).await.expect_err("they hang");
     assert_eq!(error.code(), ErrorCode::NetworkTimeout);
-    assert_eq!(error.message(), "1 background releases were unfinished after 500 ms");
+    assert_eq!(error.message(), "2 background releases were unfinished after 500 ms");
 }
 
 #[tokio::test(start_paused = true)]

@@ -37,6 +37,21 @@ async fn a_lock_that_comes_too_late_is_released_and_not_reported_as_its_holder()
 }
 
 #[tokio::test(start_paused = true)]
+async fn only_a_timeout_names_the_holder() {
+    let backend = Faulty::polling();
+    let other = labeled(&backend, "other", LockOptions::default());
+    let _held = other.lock("k").await.expect("free");
+    let waiter = locker(&backend, LockOptions::default().timeout(ms(5_000)));
+    backend.fail_next(Call::Acquire, Fault::None);
+    backend.fail_next(Call::Acquire, Fault::Fails(ErrorCode::AuthFailed));
+    let error = waiter.lock("k").await.expect_err("made to fail");
+    assert_eq!((error.code(), error.holder()), (ErrorCode::AuthFailed, None));
+    let error = waiter.lock("k").await.expect_err("held");
+    assert_eq!(error.code(), ErrorCode::AcquisitionTimeout);
+    assert_eq!(error.holder().and_then(HolderInfo::label), Some("other"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_wait_that_is_over_keeps_no_other_waiter_waiting() {
     let backend = Faulty::new().with_slow_lookups(ms(10_000));
     let other = locker(&backend, LockOptions::default().ttl(ttl_ms(60_000)));

@@ -194,7 +194,7 @@ mod tests {
         let (start, mut trust) = (start(), Trust::default());
         for _ in 0..9 {
             assert_eq!(trust.contended(start, MS(50), 7), Sighting::Known);
-            trust.acquired(start + MS(51), 7);
+            trust.acquired(start + MS(50), 7);
         }
         assert!(trust.is_reliable());
     }

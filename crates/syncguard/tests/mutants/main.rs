@@ -4,8 +4,12 @@
 
 #[path = "../blocking.rs"]
 mod blocking;
+#[path = "../canary.rs"]
+mod canary;
 #[path = "../cancellable.rs"]
 mod cancellable;
+#[path = "../cleanup.rs"]
+mod cleanup;
 #[path = "../errors.rs"]
 mod errors;
 #[path = "../guards.rs"]

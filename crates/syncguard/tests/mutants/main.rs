@@ -12,6 +12,8 @@ mod cancellable;
 mod cleanup;
 #[path = "../errors.rs"]
 mod errors;
+#[path = "../explain_key.rs"]
+mod explain_key;
 #[path = "../guards.rs"]
 mod guards;
 #[path = "../lock_helper.rs"]

@@ -133,6 +133,12 @@ mod tests {
     }
 
     #[test]
+    fn a_damaged_file_is_named() {
+        assert_eq!(mapped(ffi::SQLITE_NOTADB).message(), "the lock file is not a SQLite database");
+        assert_eq!(mapped(ffi::SQLITE_CORRUPT).message(), "the lock file is corrupt");
+    }
+
+    #[test]
     fn own_errors_have_their_codes() {
         let busy = busy();
         assert_eq!((busy.code(), busy.may_have_taken_effect()), (ErrorCode::NetworkTimeout, false));

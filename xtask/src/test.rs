@@ -71,6 +71,11 @@ fn everything() -> Outcome {
         let lint =
             ["clippy", "--package", "syncguard", "--features", features, "--", "-D", "warnings"];
         step(&format!("lints with features: {name}"), &mut cargo(&lint))?;
+        if BACKENDS.contains(&features) {
+            let mut tests = cargo(&lint[..5]);
+            tests.args(["--lib", "--profile", "test", "--", "-D", "warnings"]);
+            step(&format!("lints of unit tests with features: {name}"), &mut tests)?;
+        }
     }
     let document = ["doc", "--workspace", "--no-deps", "--all-features"];
     step("documentation", cargo(&document).env("RUSTDOCFLAGS", "-D warnings"))?;

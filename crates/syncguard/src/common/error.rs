@@ -25,16 +25,19 @@ pub enum ErrorCode {
     ServiceUnavailable,
     /// The store refused the credentials, or they lack a permission.
     ///
-    /// The operation had no effect. Correct the credentials or the grants.
+    /// The operation normally had no effect ([`Error::may_have_taken_effect`]). Correct the
+    /// credentials or the grants.
     AuthFailed,
     /// The request or the configuration is invalid.
     ///
-    /// The operation had no effect: invalid input is refused before any I/O. Change the input that
-    /// the message names.
+    /// Invalid input is refused before any I/O. The store may also refuse a request, for example
+    /// because a table is missing; it then normally had no effect
+    /// ([`Error::may_have_taken_effect`]). Change what the message names.
     InvalidArgument,
     /// The store ran out of a resource: memory, connections or quota.
     ///
-    /// The operation had no effect. Slow down, then retry.
+    /// The operation normally had no effect ([`Error::may_have_taken_effect`]). Slow down, then
+    /// retry.
     RateLimited,
     /// The store did not respond in time.
     ///
@@ -269,8 +272,10 @@ impl Error {
     }
 
     /// States that the store may have been changed by something that was sent before the failure.
-    #[cfg(feature = "_multi_request")]
-    pub(crate) fn after_effect(mut self) -> Self {
+    ///
+    /// A locker then undoes the operation.
+    #[must_use]
+    pub fn after_effect(mut self) -> Self {
         self.0.may_have_taken_effect = true;
         self
     }

@@ -15,9 +15,12 @@ pub(super) fn map(error: &tokio_postgres::Error) -> Error {
         None if error.is_closed() => (without_state(error), "the connection is closed".to_owned()),
         None => (without_state(error), "the driver failed".to_owned()),
     };
-    let (code, message, may_have_taken_effect) = row;
-    let mapped = Error::new(code, message).with_source(Cause(cause));
-    if may_have_taken_effect { mapped } else { mapped.without_effect() }
+    by_row(row).with_source(Cause(cause))
+}
+
+fn by_row((code, message, may_have_taken_effect): Row) -> Error {
+    let error = Error::new(code, message);
+    if may_have_taken_effect { error.after_effect() } else { error.without_effect() }
 }
 
 /// The code, the message, and whether the operation may have taken effect.
@@ -260,8 +263,10 @@ mod tests {
     #[test]
     fn an_error_that_ends_the_session_may_have_taken_effect() {
         for state in ["XX000", "53100", "58030", "42P01"] {
-            assert!(!row_of(state, true).2, "{state}");
-            assert!(row_of(state, false).2, "{state}");
+            for ends_statement_only in [true, false] {
+                let error = by_row(row_of(state, ends_statement_only));
+                assert_eq!(error.may_have_taken_effect(), !ends_statement_only, "{state}");
+            }
         }
     }
 

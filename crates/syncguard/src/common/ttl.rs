@@ -8,8 +8,9 @@ use super::error::{Error, Result};
 ///
 /// * A TTL is positive and at most 24 hours ([`Ttl::MAX`]). [`Ttl::with_limit`] takes a limit of
 ///   your own. Stored locks with a longer TTL are read and honored.
-/// * Prefer a short TTL (10 to 60 seconds): a crashed holder blocks others for at most this long.
-///   Extend the lock for longer work, yourself or by [renewal](crate::LockOptions::renew).
+/// * Prefer a short TTL (10 to 60 seconds): a crashed holder blocks others for this long and one
+///   second. Extend the lock for longer work, yourself or by
+///   [renewal](crate::LockOptions::renew).
 /// * A fraction of a millisecond is rounded up.
 ///
 /// ```

@@ -85,7 +85,8 @@ impl Reason {
 /// [telemetry layer](crate::telemetry::TelemetryLayer).
 ///
 /// Keys and lock ids are hashes. The raw values are present only if you configure the layer to
-/// include them, and even then `Debug` does not print them.
+/// include them, or, for the key, if the sink asks for it ([`EventSink::wants_keys`]). Even then
+/// `Debug` does not print them.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LockEvent {
@@ -141,7 +142,7 @@ pub enum WaitOutcome {
     /// The wait timed out while others held the lock.
     TimedOut,
     /// The wait was canceled.
-    Cancelled,
+    Canceled,
     /// The store reported an error.
     Failed,
 }
@@ -154,7 +155,7 @@ impl WaitOutcome {
             Self::Acquired => "acquired",
             Self::Contended => "contended",
             Self::TimedOut => "timed-out",
-            Self::Cancelled => "cancelled",
+            Self::Canceled => "canceled",
             Self::Failed => "failed",
         }
     }
@@ -236,12 +237,13 @@ pub enum Event {
 /// Receives events from a [`TelemetryLayer`](crate::telemetry::TelemetryLayer) or a
 /// [`Locker`](crate::Locker).
 ///
-/// It is called on a thread of its own, behind a bounded queue, so it may block.
+/// Unless [`is_inline`](Self::is_inline) returns true, it is called on a thread of its own, behind a
+/// bounded queue, so it may block.
 /// [`TelemetryLayer::dropped`](crate::telemetry::TelemetryLayer::dropped) counts the events that
 /// did not fit into the queue.
 pub trait EventSink: fmt::Debug + Send + Sync + 'static {
     /// Receives an operation of a backend, from a
-    /// [`TelemetryLayer`](crate::telemetry::TelemetryLayer).
+    /// [`TelemetryLayer`](crate::telemetry::TelemetryLayer) or a [`Locker`](crate::Locker).
     #[expect(unused_variables, reason = "the name is documentation")]
     fn operation(&self, event: &LockEvent) {}
 

@@ -152,8 +152,8 @@ macro_rules! option_setters {
         /// Use it for jobs that are shorter than the clock skew between machines: a job that runs
         /// at midnight on every machine must not run twice because one clock is a second behind.
         ///
-        /// `lock_all` and requests for several permits refuse it, because they give locks back that
-        /// nobody used; elections ignore it.
+        /// `lock_all` and requests for several permits refuse it, because they give back locks that
+        /// were never used; elections ignore it.
         pub fn hold_at_least(mut self, time: Duration) -> Self {
             self.options_mut().hold_at_least = time;
             self

@@ -80,7 +80,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             was_queued: AtomicBool::new(false),
             under_way: OnceLock::new(),
             // The outcome if the caller drops the wait.
-            outcome: WaitOutcome::Cancelled,
+            outcome: WaitOutcome::Canceled,
             fence: 0,
         }
     }
@@ -634,7 +634,7 @@ impl<B: LockBackend> Drop for Wait<'_, B> {
 fn outcome_of(error: &Error) -> WaitOutcome {
     match error.code() {
         ErrorCode::AcquisitionTimeout => WaitOutcome::TimedOut,
-        ErrorCode::Aborted => WaitOutcome::Cancelled,
+        ErrorCode::Aborted => WaitOutcome::Canceled,
         _ => WaitOutcome::Failed,
     }
 }

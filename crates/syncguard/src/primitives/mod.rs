@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | take several locks, all or none | [`Locker::lock_all`](crate::Locker::lock_all) | the keys |
 //! | let one of many processes lead | [`Locker::election`](crate::Locker::election) | `<name>:leader` |
-//! | limit how many work at once | [`Locker::semaphore`](crate::Locker::semaphore) | `<name>:slot:<number>` |
+//! | limit how many work at once | [`Locker::semaphore`](crate::Locker::semaphore) | `<name>:slot:<number>`, `<name>:gate` |
 
 mod election;
 mod holding;

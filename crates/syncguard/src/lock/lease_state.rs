@@ -277,7 +277,9 @@ impl LeaseState {
     fn send(&mut self, ttl: Ttl, now: LocalInstant, is_renewal: bool) -> SentExtend {
         /// The least time for an attempt, if that much is left.
         const SHORTEST: Duration = Duration::from_millis(500);
-        let left = self.stop_at().since(now);
+        // Without an answer, a short TTL counts, which a renewal has to lengthen in time.
+        let counts = if self.renewal.is_some() { ttl.as_duration() } else { Duration::MAX };
+        let left = self.stop_at().since(now).min(counts);
         // Half of what is left, so that there is time for a second attempt.
         let limit = (left / 2).max(SHORTEST).min(left);
         self.extends_sent = self.extends_sent.wrapping_add(1);
@@ -367,9 +369,14 @@ impl LeaseState {
                         renewal.is_complete = false;
                     }
                 }
-                if let Some(renewal) = self.renewal.as_mut().filter(|_| sent.is_renewal) {
-                    renewal.is_failing = true;
-                    renewal.next_at = now + pause_after_error(renewal.ttl.as_duration());
+                if let Some(renewal) = &mut self.renewal {
+                    if sent.is_renewal {
+                        renewal.is_failing = true;
+                        renewal.next_at = now + pause_after_error(renewal.ttl.as_duration());
+                    } else if *answer == ExtendAnswer::Unknown {
+                        let third = sent.ttl.as_duration() / 3;
+                        renewal.next_at = renewal.next_at.min(sent.at + third);
+                    }
                 }
             }
             ExtendAnswer::NotHeld(_) => {}
@@ -484,6 +491,16 @@ mod tests {
         let Step::Renew(sent) = state.next(at(3)) else { panic!("due") };
         assert_eq!(sent.give_up_at, at(6));
         assert_eq!(sent.limit(), UNIT * 3);
+    }
+
+    /// It may have shortened the lock.
+    #[test]
+    fn a_renewal_follows_a_short_extend_without_an_answer() {
+        let mut state = renewed(9);
+        let sent = send(&mut state, 3, at(0));
+        assert_eq!(sent.give_up_at, at(0) + UNIT * 3 / 2, "while a renewal is still possible");
+        assert_eq!(state.extend_ended(sent, ExtendAnswer::Unknown, at(1)), AfterExtend::Noted);
+        assert!(matches!(state.next(at(1)), Step::Renew(_)));
     }
 
     #[test]

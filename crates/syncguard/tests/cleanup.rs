@@ -15,6 +15,31 @@ async fn lose_an_acquire(backend: &Faulty, reports: &Reports) -> Locker<Faulty> 
     locker
 }
 
+/// The undo refuses a late copy of the acquire, but it must not end a lock that is kept.
+#[tokio::test(start_paused = true)]
+async fn an_undo_waits_until_a_lock_was_held_for_long_enough() {
+    for is_dropped in [false, true] {
+        let (backend, reports) = (Faulty::new(), Reports::default());
+        let options = reports.options().retry_on_error(true).hold_at_least(ms(10_000));
+        let locker = locker(&backend, options);
+        backend.fail_next(Call::Acquire, Fault::LosesReply(ErrorCode::ServiceUnavailable));
+        let started = Instant::now();
+        let guard = locker.lock("k").await.expect("the second copy is answered");
+        if is_dropped {
+            drop(guard);
+        } else {
+            guard.release().await.expect("works");
+        }
+        tokio::time::sleep_until(started + ms(9_990)).await;
+        assert!(is_locked(&backend).await, "dropped: {is_dropped}");
+        tokio::time::sleep(ms(20)).await;
+        assert!(!is_locked(&backend).await, "dropped: {is_dropped}");
+        assert_eq!(backend.count(Call::Release), 1, "dropped: {is_dropped}");
+        assert_eq!(reports.codes(), []);
+        shut_down(&locker).await;
+    }
+}
+
 async fn is_locked(backend: &Faulty) -> bool {
     backend.is_locked(&support::key("k")).await.expect("works")
 }

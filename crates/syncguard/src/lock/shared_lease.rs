@@ -302,13 +302,28 @@ impl<B: LockBackend> SharedLease<B> {
         };
         if let Some(mut acquisition) = unsettled {
             acquisition.released();
-            let queue = self.also_wakes.as_ref().unwrap_or(&self.key);
-            undo_later(&self.context, queue.clone(), *acquisition, None);
+            self.undo_after_hold(*acquisition);
         }
         if !was_given_back {
             self.wake_queues();
         }
         seen
+    }
+
+    /// Undoes the copies of a request that may still be open. The undo would end a lock that is
+    /// kept for `hold_at_least`, so it waits until then.
+    fn undo_after_hold(&self, acquisition: Acquisition) {
+        let context = Arc::clone(&self.context);
+        let queue = self.also_wakes.as_ref().unwrap_or(&self.key).clone();
+        let rest = self.left_of_hold();
+        if rest.is_zero() {
+            return undo_later(&context, queue, acquisition, None);
+        }
+        // A shutdown does not wait for it: a copy that arrives so late leaves a lock for its TTL.
+        self.context.engine.background.spawn_untracked(async move {
+            context.engine.ticker.sleep(rest).await;
+            undo_later(&context, queue, acquisition, None);
+        });
     }
 
     /// Extends the lock, unless it is lost or its guard has let go.

@@ -7,6 +7,7 @@ fn explained(url: &str, key: &str) -> Vec<(&'static str, String)> {
     explain_key(url, &Key::new(key).expect("valid")).expect(url)
 }
 
+#[cfg(any(feature = "firestore", feature = "postgres", feature = "redis", feature = "sqlite"))]
 fn places(lock: &str, index: &str, fence: &str) -> Vec<(&'static str, String)> {
     vec![("lock", lock.to_owned()), ("index", index.to_owned()), ("fence", fence.to_owned())]
 }

@@ -614,17 +614,24 @@ async fn a_crashed_holder_is_taken_over_the_moment_its_lock_is_dead() {
 
 #[tokio::test(start_paused = true)]
 async fn a_process_does_not_starve_another() {
-    longest_waits_beside_a_crowd(Faulty::new()).await;
+    longest_waits_beside_a_crowd(Faulty::new(), ms(1)).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_process_does_not_starve_another_with_fences_from_the_clock() {
     // These have gaps although no other process had the lock.
-    longest_waits_beside_a_crowd(Faulty::with_clock_fences()).await;
+    longest_waits_beside_a_crowd(Faulty::with_clock_fences(), ms(1)).await;
+}
+
+/// The other waiter pauses after each release, because the holders have waited for longer.
+#[tokio::test(start_paused = true)]
+async fn a_process_does_not_starve_another_by_locks_that_are_held_for_longer() {
+    longest_waits_beside_a_crowd(Faulty::new(), ms(250)).await;
+    longest_waits_beside_a_crowd(Faulty::with_clock_fences(), ms(250)).await;
 }
 
 /// Lets eight tasks of one process pass a lock around, and another process wait for it.
-async fn longest_waits_beside_a_crowd(backend: Faulty) {
+async fn longest_waits_beside_a_crowd(backend: Faulty, hold: Duration) {
     let greedy = locker(&backend, LockOptions::default().wait_forever());
     let other = locker(&backend, LockOptions::default().wait_forever());
     let hand_overs = Arc::new(AtomicUsize::new(0));
@@ -637,7 +644,7 @@ async fn longest_waits_beside_a_crowd(backend: Faulty) {
                 while !stop.is_cancelled() {
                     let guard = greedy.lock("k").await.expect("in time");
                     hand_overs.fetch_add(1, Ordering::SeqCst);
-                    tokio::time::sleep(ms(1)).await;
+                    tokio::time::sleep(hold).await;
                     guard.release().await.expect("works");
                 }
             })

@@ -488,7 +488,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
     }
 
     /// Sits out one round of notifications: waits for the one that this process's own release has
-    /// sent to every waiter, then a moment longer.
+    /// sent to every waiter, then longer than any of them pauses.
     async fn let_others_go_first(&self, head: &mut QueueHead) {
         const ROUND: Duration = Duration::from_millis(10);
         const HEAD_START: Duration = Duration::from_millis(1);
@@ -496,11 +496,16 @@ impl<'a, B: LockBackend> Wait<'a, B> {
         if head.is_alone() {
             return;
         }
+        let mut pause = HEAD_START;
         if !is_new && !head.subscriptions.is_empty() {
             // Whether the notification came or not, the round is over.
-            drop(tokio::time::timeout(ROUND, head.notified()).await);
+            let holder_age = tokio::time::timeout(ROUND, head.notified()).await;
+            if let Ok(Some(holder_age)) = holder_age {
+                // That of a waiter that has just come.
+                pause += pause_in_order(Duration::ZERO, holder_age);
+            }
         }
-        self.call.context.engine.ticker.sleep(HEAD_START).await;
+        self.call.context.engine.ticker.sleep(pause).await;
     }
 
     /// Subscribes to notifications, unless this queue has a subscription. Returns `true` if the

@@ -166,6 +166,26 @@ async fn a_marker_that_fails_does_not_end_the_connection_that_listens() {
     woken.expect("the connection still listens");
 }
 
+/// A marker that no subscription has would make every release notify.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subscription_that_fails_leaves_no_marker() {
+    // Of so few locks, five may be markers of single keys.
+    let options = PostgresOptions::default().with(["max_locks_per_transaction = 10"]);
+    let Some(server) = PostgresServer::start(&options) else { return };
+    let backend = connect(&server.url()).await;
+    let stranger = raw(&server).await;
+    let mut subscriptions = vec![backend.subscribe(&key("first")).await.expect("offered")];
+    let sit = "SELECT pg_advisory_lock(classid::int8::bit(32)::int4, hashtext('refused')) \
+               FROM pg_locks WHERE locktype = 'advisory'";
+    stranger.batch_execute(sit).await.expect("free");
+    for name in ["second", "third", "fourth", "fifth"] {
+        subscriptions.push(backend.subscribe(&key(name)).await.expect("offered"));
+    }
+    assert!(backend.subscribe(&key("refused")).await.is_none(), "another session has its marker");
+    stranger.batch_execute("SELECT pg_advisory_unlock_all()").await.expect("works");
+    eventually("only markers of subscriptions", async || markers(&stranger).await == 5).await;
+}
+
 /// A process that ends when its release has returned: its runtime ends at once, with all tasks that
 /// were only started.
 #[tokio::test(flavor = "multi_thread")]

@@ -256,13 +256,23 @@ impl Transport for ListenNotify {
 
     async fn subscribe(&self, connection: &mut Listening, topics: &[Topic]) -> Result<(), Failure> {
         let room = connection.most_marked.saturating_sub(connection.marked.len());
-        // A break always notifies, so those who watch for one need no marker.
-        let is_waiter = |topic: &&Topic| topic.interest == Interest::Release;
-        let all: Vec<&Topic> = topics.iter().filter(is_waiter).collect();
+        // A break always notifies, so those who watch for one need no marker. Some may have one
+        // already, from a call in which another was refused.
+        let needs_marker = |topic: &&Topic| {
+            topic.interest == Interest::Release
+                && !connection.marked.contains(&topic.name)
+                && !connection.unmarked.contains(&topic.name)
+        };
+        let all: Vec<&Topic> = topics.iter().filter(needs_marker).collect();
         let (own, others) = all.split_at(room.min(all.len()));
         if !own.is_empty() {
-            let keys = self.lock_keys(own)?;
-            self.ask(connection, MARK, self.channel.key_space, Some(&keys)).await?;
+            let (number, keys) = (self.channel.key_space, self.lock_keys(own)?);
+            let marked = self.ask(connection, MARK, number, Some(&keys)).await;
+            if marked == Err(Failure::Refused) {
+                // The markers before the one that failed outlive the statement.
+                self.ask(connection, UNMARK, number, Some(&keys)).await?;
+            }
+            marked?;
             connection.marked.extend(own.iter().map(|topic| topic.name.clone()));
         }
         if !others.is_empty() {
@@ -272,7 +282,13 @@ impl Transport for ListenNotify {
             }
             connection.unmarked.extend(others.iter().map(|topic| topic.name.clone()));
             let number = self.channel.key_space;
-            self.ask(connection, AWAIT_RELEASES, number, Some(&keys)).await?;
+            let awaited = self.ask(connection, AWAIT_RELEASES, number, Some(&keys)).await;
+            if awaited == Err(Failure::Refused) {
+                for topic in others {
+                    self.unsubscribe(connection, topic).await?;
+                }
+            }
+            awaited?;
         }
         Ok(())
     }

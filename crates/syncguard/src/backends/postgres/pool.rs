@@ -179,8 +179,12 @@ impl Pool {
     /// Lets operations use the connection that listens, if the pool has no room for another one.
     pub(super) async fn share(&self, listening: &Arc<ListeningClient>) {
         if self.shares_listening {
-            // If it is refused, the connection still works, with the server's own setting.
-            drop(listening.client.lock().await.batch_execute(transaction::KEEP_GRANTS).await);
+            let keeping = async {
+                listening.client.lock().await.batch_execute(transaction::KEEP_GRANTS).await
+            };
+            // If it is refused, the connection still works, with the server's own setting. If it is
+            // not answered, the next call to the connection finds out that it is lost.
+            drop(tokio::time::timeout(self.response_timeout(), keeping).await);
             *self.listening() = Arc::downgrade(listening);
         }
     }

@@ -9,12 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::{AsyncCommands, Client};
-use servers::{a_dead_path_costs_no_renewed_lock, cycle, eventually, key, resets, shown, woken};
-use syncguard::backend::{AcquireOutcome, AcquireRequest, ReleaseRequest};
+use servers::{
+    a_dead_path_costs_no_renewed_lock, cycle, eventually, grant, key, resets, shown, woken,
+};
+use syncguard::backend::{AcquireOutcome, AcquireRequest, ExtendRequest, Hint, ReleaseRequest};
 use syncguard::redis::RedisConfig;
 use syncguard::{
-    ErrorCode, LockBackend, LockOptions, Locker, LostReason, RedisBackend, ReleaseOutcome,
-    RetryPolicy, Ttl,
+    ErrorCode, ExtendOutcome, LockBackend, LockOptions, Locker, LostReason, RedisBackend,
+    ReleaseOutcome, RetryPolicy, Ttl,
 };
 use test_support::{Fault, Proxy, RedisOptions, RedisServer};
 
@@ -365,6 +367,41 @@ async fn a_renewed_lock_survives_a_path_that_dies() {
     let config = config.response_timeout(Duration::from_secs(30));
     let backend = RedisBackend::connect(config).await.expect("connects");
     Box::pin(a_dead_path_costs_no_renewed_lock(backend, &proxy)).await;
+}
+
+/// A lock is renewed over another connection if connecting takes too long. The attempt that was
+/// given up must not end that one.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_to_connect_that_fails_late_does_not_end_a_newer_connection() {
+    const CONNECT: Duration = Duration::from_millis(1_500);
+    let Some(server) = RedisServer::start(&RedisOptions::default()) else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let config = config(&format!("redis://127.0.0.1:{}", proxy.port())).connect_timeout(CONNECT);
+    let backend = RedisBackend::connect(config).await.expect("connects");
+    let (request, _lease) = grant(&backend, "k").await;
+    proxy.set(Fault::BlackHole);
+    proxy.cut();
+    let began = Instant::now();
+    let extend = ExtendRequest::new(request.lock_id(), ttl(30_000))
+        .with_hint(Hint::key(key("k")))
+        .answer_within(Duration::from_millis(300));
+    for _ in 0..2 {
+        backend.extend(&extend).await.expect_err("nothing is answered");
+    }
+    proxy.strand();
+    proxy.set(Fault::None);
+    let extended = backend.extend(&extend).await.expect("a new connection works");
+    assert!(matches!(extended, ExtendOutcome::Extended(_)), "{extended:?}");
+    assert!(began.elapsed() < CONNECT, "the first attempt has not ended");
+    let connections = || {
+        let stats = server.cli(&["INFO", "stats"]);
+        let total = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        total.expect("a number").trim().parse::<u32>().expect("a number")
+    };
+    let before = connections();
+    tokio::time::sleep(CONNECT).await;
+    drop(backend.extend(&extend).await.expect("works"));
+    assert_eq!(connections(), before + 1, "only the one that counts");
 }
 
 /// Servers and managed services close idle connections.

@@ -188,7 +188,8 @@ impl Multiplexed {
                     let (sender, connecting) = watch::channel(None);
                     // In a task, so that a caller that is dropped does not stop it for the others.
                     let shared = Arc::clone(&self.shared);
-                    tokio::spawn(shared.connect(reconnect_delay(state.failures), sender));
+                    let delay = reconnect_delay(state.failures);
+                    tokio::spawn(shared.connect(state.generation, delay, sender));
                     state.link = ConnectionState::Connecting(connecting.clone());
                     connecting
                 }
@@ -230,6 +231,7 @@ impl MultiplexedInner {
 
     async fn connect(
         self: Arc<Self>,
+        generation: u64,
         delay: Duration,
         done: watch::Sender<Option<RedisResult<Dialed>>>,
     ) {
@@ -240,8 +242,10 @@ impl MultiplexedInner {
         {
             connected = Err(error::full());
         }
+        // A call may have given up this attempt; then another one counts.
+        if let mut state = self.state()
+            && state.generation == generation
         {
-            let mut state = self.state();
             (state.failures, state.link) = match &connected {
                 Ok(dialed) => (
                     0,

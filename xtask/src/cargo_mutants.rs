@@ -95,5 +95,6 @@ fn command(part: &Part, output: &Path, programs: &[&str]) -> Outcome<Command> {
     mutants.args(programs.iter().map(|program| format!("--cargo-arg={program}")));
     mutants.env("CARGO_INCREMENTAL", "1");
     mutants.env("SYNCGUARD_SCHEDULES", "1000").env("SYNCGUARD_FUZZ_RUNS", "2000");
+    mutants.env("PROPTEST_CASES", "256");
     Ok(mutants)
 }

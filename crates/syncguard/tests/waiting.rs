@@ -669,6 +669,25 @@ async fn longest_waits_beside_a_crowd(backend: Faulty, hold: Duration) {
     assert!(waits[1..].iter().all(|hand_overs| *hand_overs <= 6), "{waits:?}");
 }
 
+/// It was not asked for before, because this process held it.
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_this_process_held_for_long_is_valid_for_its_whole_ttl() {
+    let backend = Faulty::new();
+    let options = LockOptions::default().ttl(ttl_ms(3_000)).timeout(None);
+    let locker = locker(&backend, options);
+    for held in [ms(900), ms(10_000)] {
+        let holder = locker.lock("k").renew().await.expect("free");
+        let waiting = tokio::spawn({
+            let locker = locker.clone();
+            async move { locker.lock("k").await }
+        });
+        tokio::time::sleep(held).await;
+        holder.release().await.expect("works");
+        let guard = waiting.await.expect("no panic").expect("free");
+        assert_eq!(guard.remaining(), ms(3_000), "after {held:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn try_lock_does_not_queue() {
     let backend = Faulty::new();

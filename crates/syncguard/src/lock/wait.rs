@@ -215,11 +215,13 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             }
             (head, schedule, false)
         };
-        let mut attempts = Attempts::new(&self.call, Some(&ticket), is_new);
         // A lock that this process holds itself is not asked for until it is released. But with one
         // attempt and no retries there is no time to wait for that.
+        let asks_at_once =
+            !self.is_held_here(queue) || self.call.context.options.max_retries() == Some(0);
+        let mut attempts = Attempts::new(&self.call, Some(&ticket), is_new && asks_at_once);
         let mut holder = Holder::Here;
-        if !self.is_held_here(queue) || self.call.context.options.max_retries() == Some(0) {
+        if asks_at_once {
             let answer = attempts.ask().await;
             match self.note_answer(queue, &mut head, answer).await? {
                 Attempted::Acquired(guard) => return Ok(guard),

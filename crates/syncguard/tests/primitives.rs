@@ -85,6 +85,33 @@ async fn locks_are_kept_while_another_one_is_waited_for() {
     assert_eq!(fences, [1, 1, 2], "none was taken twice");
 }
 
+/// Also if no single wait lasts for a third of the TTL, or the loss is signaled early.
+#[tokio::test(start_paused = true)]
+async fn locks_are_kept_while_others_are_waited_for_one_after_another() {
+    const TTL: Duration = Duration::from_secs(3);
+    const KEYS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+    for stop_margin in [Duration::ZERO, TTL * 9 / 10] {
+        let options = LockOptions::default().ttl(TTL).stop_margin(stop_margin).timeout(None);
+        let (locker, _faults) = paused(options);
+        let mut others = Vec::new();
+        for key in &KEYS[1..] {
+            let request = locker.lock(*key).ttl(Duration::from_mins(1));
+            others.push(request.stop_margin(Duration::ZERO).await.expect("free"));
+        }
+        let all = tokio::spawn({
+            let locker = locker.clone();
+            async move { locker.lock_all(KEYS).await }
+        });
+        for guard in others {
+            tokio::time::sleep(Duration::from_millis(900)).await;
+            guard.release().await.expect("works");
+        }
+        let all = all.await.expect("no panic").expect("in the end");
+        let fences: Vec<u64> = all.fences().map(|(_key, fence)| fence.get()).collect();
+        assert_eq!(fences[0], 1, "taken only once: {fences:?}, {stop_margin:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_is_lost_while_another_one_is_waited_for_is_taken_again() {
     let (locker, _faults) =

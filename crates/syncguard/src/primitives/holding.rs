@@ -1,5 +1,6 @@
 //! Locks that are held while others are waited for.
 
+use std::future::pending;
 use std::time::Duration;
 
 use crate::common::error::{Error, Result};
@@ -12,15 +13,23 @@ use crate::lock::locker::Locker;
 
 /// Keeps locks while another one is waited for. Returns when one of them is lost.
 pub(super) async fn keep<B: LockBackend>(locker: &Locker<B>, held: &[LockGuard<B>]) {
-    let pause = locker.options().ttl.as_duration() / 3;
+    let ttl = locker.options().ttl.as_duration();
+    // Before the loss is signaled.
+    let pause = (ttl / 3).min(ttl.saturating_sub(locker.options().stop_margin) / 2);
     let renewed = async {
-        loop {
-            locker.sleep(pause).await;
-            // Otherwise they renew themselves.
-            if !locker.options().renew && !extend(locker, held).await {
+        let mut least = Duration::ZERO;
+        // Otherwise they renew themselves.
+        while !locker.options().renew {
+            // Some may have been held since the wait before this one.
+            let Some(left) = held.iter().map(LockGuard::remaining).min() else { break };
+            locker.sleep(left.saturating_sub(ttl - pause).max(least)).await;
+            if !extend(locker, held).await {
                 return;
             }
+            // After an error, the store is not asked again at once.
+            least = pause / 4;
         }
+        pending().await
     };
     tokio::select! {
         biased;
@@ -78,7 +87,7 @@ pub(super) async fn bounded<B: LockBackend, T>(
                 locker.sleep(deadline.since(locker.now())).await;
                 locker.sleep(GRACE).await;
             }
-            None => std::future::pending().await,
+            None => pending().await,
         }
     };
     tokio::select! {

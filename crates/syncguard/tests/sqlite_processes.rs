@@ -119,6 +119,17 @@ async fn play(role: &str, path: &Path) {
             let guard = locker.lock("awaited").await.expect("woken");
             print(&guard.fence().get().to_string());
         }
+        // Opens the file by a relative path, then changes its directory.
+        "move" => {
+            let folder = path.parent().expect("a folder");
+            std::env::set_current_dir(folder).expect("exists");
+            let backend = open(Path::new(path.file_name().expect("a name"))).await;
+            let request = request("k");
+            drop(backend.acquire(&request).await.expect("works"));
+            std::env::set_current_dir(folder.join("elsewhere")).expect("exists");
+            let released = backend.release(&ReleaseRequest::new(request.lock_id())).await;
+            print(&format!("{:?}", released.expect("works")));
+        }
         other => panic!("unknown role: {other}"),
     }
 }
@@ -148,6 +159,17 @@ fn processes_exclude_each_other_and_wake_each_other() {
     }
     let text = fs::read_to_string(path.with_extension("number")).expect("written");
     assert_eq!(text, "200 200", "no update was lost, and no fence was skipped");
+}
+
+#[test]
+fn a_process_that_changes_its_directory_uses_the_same_file() {
+    let folder = TempDir::new();
+    let elsewhere = folder.path().join("elsewhere");
+    fs::create_dir(&elsewhere).expect("created");
+    let mut child = child("move", &file(&folder));
+    assert_eq!(lines(&mut child).collect::<Vec<_>>(), ["Released"]);
+    child.wait().expect("ends");
+    assert_eq!(fs::read_dir(&elsewhere).expect("readable").count(), 0, "no other file");
 }
 
 #[test]
@@ -322,6 +344,10 @@ async fn configuration_mistakes_have_a_code_and_change_nothing() {
         assert_eq!(error.code(), expected, "{name}: {error:?}");
         assert!(started.elapsed() < Duration::from_secs(2), "{name}: it does not hang");
         assert_eq!(fs::read(path(name)).ok(), before, "{name} is unchanged");
+    }
+    for path in ["", ":memory:"] {
+        let error = SqliteBackend::open(SqliteConfig::new(path)).await.expect_err(path);
+        assert_eq!(error.code(), ErrorCode::InvalidArgument, "{path:?}");
     }
     for url in ["sqlite:", "sqlite:/x?unknown=1", "sqlite:/x?busy_timeout_ms=x", "redis:/x"] {
         let error = SqliteConfig::from_url(url).expect_err(url);

@@ -23,13 +23,13 @@ mod waiters;
 mod worker;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rusqlite::Connection;
 
 use crate::common::cleanup::CleanupGate;
-use crate::common::error::{Error, Result};
+use crate::common::error::{Cause, Error, Result};
 use crate::common::fence::Fenced;
 use crate::common::fence_source::FenceSource;
 use crate::common::holder::BreakNote;
@@ -83,6 +83,19 @@ impl Drop for SqliteInner {
     }
 }
 
+/// Returns the path from the root: the file stays the same if the process changes its directory.
+fn whole_path(path: &Path) -> Result<PathBuf> {
+    if path == Path::new(":memory:") {
+        let message = "processes cannot share locks in memory; use a file, or the memory backend";
+        return Err(Error::invalid(message));
+    }
+    let whole = std::path::absolute(path);
+    whole.map_err(|cause| {
+        Error::invalid("the path of the lock file is empty, or the current directory is gone")
+            .with_source(Cause(cause.kind().to_string()))
+    })
+}
+
 impl SqliteBackend {
     /// Opens the file, and creates it if it does not exist.
     ///
@@ -93,11 +106,12 @@ impl SqliteBackend {
         if config.busy_timeout.is_zero() {
             return Err(Error::invalid("busy_timeout must be greater than zero"));
         }
-        let listener = Arc::new(SqliteListener::new(&config.path));
-        let file = LockFile::new(config.path.clone());
+        let path = whole_path(&config.path)?;
+        let listener = Arc::new(SqliteListener::new(&path));
+        let file = LockFile::new(path.clone());
         let worker = Worker::start(file, Arc::clone(&listener), config.busy_timeout)?;
         let cleanup = CleanupGate::new(config.cleanup_in_is_locked);
-        let (path, fences) = (config.path, config.fences);
+        let fences = config.fences;
         let shared = SqliteInner { worker, listener, path, cleanup, fences };
         let backend = Self { shared: Arc::new(shared) };
         backend.read("open", |_db| Ok(())).await?;

@@ -374,6 +374,29 @@ async fn the_larger_number_of_permits_counts() {
     drop((slots, faults));
 }
 
+/// The first waiter that looks beyond its own slots gives up while it does.
+#[tokio::test(start_paused = true)]
+async fn the_larger_number_of_permits_is_found_by_a_later_waiter_too() {
+    let options = LockOptions::default().ttl(Duration::from_mins(1)).timeout(None);
+    let (locker, faults) = paused(options.clone());
+    let other = Locker::builder(locker.backend().clone())
+        .clock(LocalClock::Tokio)
+        .options(options)
+        .build()
+        .expect("inside a runtime");
+    let many = locker.semaphore("b", 4).expect("valid").acquire_many(4).await.expect("free");
+    let few = other.semaphore("b", 2).expect("valid");
+    for _ in 0..2 {
+        faults.delay(Duration::from_millis(50));
+        let short = Duration::from_millis(520);
+        tokio::time::timeout(short, few.acquire()).await.expect_err("all are held");
+    }
+    faults.delay(Duration::ZERO);
+    tokio::time::timeout(Duration::from_secs(2), few.acquire()).await.expect_err("all are held");
+    assert_eq!(few.permits(), 4);
+    drop(many);
+}
+
 #[tokio::test]
 async fn a_semaphore_of_a_thousand_uses_every_slot() {
     let locker = locker();

@@ -3,7 +3,7 @@
 use std::future::pending;
 use std::time::Duration;
 
-use crate::common::error::{Error, Result};
+use crate::common::error::{Error, ErrorCode, Result};
 use crate::common::join::{first_of, join_all};
 use crate::contract::LockBackend;
 use crate::contract::outcome::ExtendOutcome;
@@ -16,20 +16,21 @@ pub(super) async fn keep<B: LockBackend>(locker: &Locker<B>, held: &[LockGuard<B
     let ttl = locker.options().ttl.as_duration();
     // Before the loss is signaled.
     let pause = (ttl / 3).min(ttl.saturating_sub(locker.options().stop_margin) / 2);
+    let due_with = ttl.saturating_sub(pause);
     let renewed = async {
         let mut least = Duration::ZERO;
         // Otherwise they renew themselves.
         while !locker.options().renew {
             // Some may have been held since the wait before this one.
             let Some(left) = held.iter().map(LockGuard::remaining).min() else { break };
-            locker.sleep(left.saturating_sub(ttl - pause).max(least)).await;
+            locker.sleep(left.saturating_sub(due_with).max(least)).await;
             if !extend(locker, held).await {
                 return;
             }
             // After an error, the store is not asked again at once.
             least = pause / 4;
         }
-        pending().await
+        pending::<()>().await;
     };
     tokio::select! {
         biased;
@@ -51,11 +52,11 @@ pub(super) async fn give_back<B: LockBackend>(guards: Vec<LockGuard<B>>) {
     join_all(guards.iter().map(LockGuard::finish)).await;
 }
 
-/// Makes attempts at the same time. If one of them gets nothing, gives back what the others got.
-pub(super) async fn all_or_none<B: LockBackend, T>(
-    attempts: impl IntoIterator<Item = impl Future<Output = Result<Option<T>>>>,
-    into_guard: impl Fn(T) -> LockGuard<B>,
-) -> Result<Option<Vec<T>>> {
+/// Makes attempts at the same time. If one of them gets nothing, or gets its lock only after that of
+/// another is over, gives back what the others got.
+pub(super) async fn all_or_none<B: LockBackend>(
+    attempts: impl IntoIterator<Item = impl Future<Output = Result<Option<LockGuard<B>>>>>,
+) -> Result<Option<Vec<LockGuard<B>>>> {
     let tried = join_all(attempts).await;
     let count = tried.len();
     let (mut taken, mut refusal) = (Vec::new(), None);
@@ -66,9 +67,13 @@ pub(super) async fn all_or_none<B: LockBackend, T>(
         }
     }
     if taken.len() == count {
-        return Ok(Some(taken));
+        if taken.iter().all(LockGuard::is_valid) {
+            return Ok(Some(taken));
+        }
+        let message = "the store granted all locks, but the TTL of one was over by then";
+        refusal = Some(Error::new(ErrorCode::NetworkTimeout, message));
     }
-    give_back(taken.into_iter().map(into_guard).collect()).await;
+    give_back(taken).await;
     refusal.map_or(Ok(None), Err)
 }
 
@@ -98,5 +103,24 @@ pub(super) async fn bounded<B: LockBackend, T>(
             locker.check_usable()?;
             Err(Error::canceled("the wait for the locks was canceled"))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::options::LockOptions;
+    use crate::testing::paused_locker;
+
+    #[tokio::test(start_paused = true)]
+    async fn locks_that_are_over_before_the_last_is_granted_are_not_all_held() {
+        const TTL: Duration = Duration::from_secs(1);
+        let (locker, _faults) = paused_locker(LockOptions::default().ttl(TTL)).expect("a runtime");
+        let tried = all_or_none([Duration::ZERO, TTL].map(async |late| {
+            locker.sleep(late).await;
+            locker.try_lock(format!("after {late:?}")).await
+        }));
+        assert_eq!(tried.await.expect_err("one is over").code(), ErrorCode::NetworkTimeout);
+        assert!(locker.try_lock("after 1s").await.expect("works").is_some(), "it was given back");
     }
 }

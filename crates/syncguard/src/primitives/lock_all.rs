@@ -149,7 +149,7 @@ impl<B: LockBackend> LockAllRequest<B> {
         let taking = Taking::new(&locker, &keys, timeout);
         let tried = async {
             let tried = keys.iter().map(|key| locker.try_lock(key));
-            Ok(all_or_none(tried, |guard| guard).await?.map(MultiGuard::new))
+            Ok(all_or_none(tried).await?.map(MultiGuard::new))
         };
         bounded(&locker, taking.deadline, tried).await?.ok_or_else(|| taking.timed_out())
     }

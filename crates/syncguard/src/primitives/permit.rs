@@ -84,10 +84,6 @@ impl<B: LockBackend> Permit<B> {
     pub fn guard(&self) -> &LockGuard<B> {
         &self.guard
     }
-
-    pub(super) fn into_guard(self) -> LockGuard<B> {
-        self.guard
-    }
 }
 
 impl<B: LockBackend<Fencing = Fenced>> Permit<B> {

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::future::pending;
+use std::mem;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -226,7 +227,7 @@ impl<B: LockBackend> Semaphore<B> {
                 };
                 gate.finish().await;
                 if let Some(guards) = collected {
-                    return Ok(guards.into_iter().map(|guard| self.permit(guard)).collect());
+                    return Ok(self.permits_of(guards));
                 }
             }
         };
@@ -252,8 +253,10 @@ impl<B: LockBackend> Semaphore<B> {
         // As for one permit, no time means one attempt without a limit.
         let timeout = self.locker.options().timeout.filter(|timeout| !timeout.is_zero());
         let deadline = timeout.map(|timeout| started + timeout);
-        let tried = all_or_none((0..count).map(|_| self.try_acquire()), Permit::into_guard);
-        bounded(&self.locker, deadline, tried).await?.ok_or_else(|| self.timed_out(count, started))
+        let tried = all_or_none((0..count).map(|_| self.request().try_now()));
+        let tried = bounded(&self.locker, deadline, tried).await?;
+        let guards = tried.ok_or_else(|| self.timed_out(count, started))?;
+        Ok(guards.map(|guards| self.permits_of(guards)))
     }
 
     /// Takes permits one after another. Returns `None` if one was lost meanwhile.
@@ -336,6 +339,10 @@ impl<B: LockBackend> Semaphore<B> {
         slot_key(&self.name, slot).expect("BUG: the longest slot key was valid")
     }
 
+    fn permits_of(&self, guards: Vec<LockGuard<B>>) -> Vec<Permit<B>> {
+        guards.into_iter().map(|guard| self.permit(guard)).collect()
+    }
+
     fn permit(&self, guard: LockGuard<B>) -> Permit<B> {
         let slot = slot_of(&self.name, guard.key());
         Permit::new(guard, slot.expect("BUG: only slots are asked for"))
@@ -352,15 +359,28 @@ impl<B: LockBackend> Semaphore<B> {
         if self.slots.has_looked.swap(true, Ordering::SeqCst) {
             return pending().await;
         }
+        let unfinished = Unfinished(&self.slots.has_looked);
         let count = self.permits();
         let beyond: Vec<u32> = (count..(count + SLOTS).min(MAX_PERMITS)).collect();
         let keys: Vec<Key> = beyond.iter().map(|&slot| self.slot_key(slot)).collect();
         let looks = join_all(keys.iter().map(|key| self.locker.is_locked(key))).await;
+        if looks.iter().all(Result::is_ok) {
+            mem::forget(unfinished);
+        }
         let held = beyond.iter().zip(looks).filter(|(_slot, held)| matches!(held, Ok(true)));
         if let Some((slot, _held)) = held.last() {
             self.slots.settle_on(slot + 1, &self.name);
         }
         pending().await
+    }
+}
+
+/// Lets another waiter look if the one that began did not finish.
+struct Unfinished<'a>(&'a AtomicBool);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
     }
 }
 

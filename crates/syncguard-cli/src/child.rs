@@ -21,6 +21,8 @@ pub(crate) struct CommandProcess {
     pid: Pid,
     group: Pid,
     terminal: Option<Terminal>,
+    /// What is known of its state and was not returned yet. That it has ended stays.
+    known: Change,
 }
 
 /// A change of the state of the command.
@@ -74,7 +76,7 @@ impl CommandProcess {
                 terminal.take_back();
             }
         })?;
-        Ok(Self { pid, group, terminal })
+        Ok(Self { pid, group, terminal, known: Change::None })
     }
 
     /// Gives the command the terminal, and continues it if it is stopped.
@@ -99,9 +101,31 @@ impl CommandProcess {
         self.send(Signal::SIGCONT);
     }
 
-    /// Returns what changed since the last call. Reaps all other children, too: as process 1 of a
-    /// container, this process inherits orphans.
-    pub(crate) fn change(&self) -> Change {
+    /// Returns what changed since the last call; once the command has ended, always that.
+    pub(crate) fn change(&mut self) -> Change {
+        self.look();
+        let change = self.known;
+        if !matches!(change, Change::Ended(_)) {
+            self.known = Change::None;
+        }
+        change
+    }
+
+    /// Returns whether the command has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.look();
+        matches!(self.known, Change::Ended(_))
+    }
+
+    fn look(&mut self) {
+        if self.known == Change::None {
+            self.known = self.reap();
+        }
+    }
+
+    /// Returns what changed. Reaps all other children, too: as process 1 of a container, this
+    /// process inherits orphans.
+    fn reap(&self) -> Change {
         loop {
             match rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
                 Ok(Some((pid, status))) if pid.as_raw_nonzero().get() == self.pid.as_raw() => {

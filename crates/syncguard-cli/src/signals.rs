@@ -112,8 +112,13 @@ pub(crate) async fn ending() -> Signal {
     next().await
 }
 
-/// Makes [`received`] return all signals from now on, instead of their default actions.
+/// Makes [`received`] return all signals from now on, instead of their default actions. Call this on
+/// the main thread, which prints messages.
 pub(crate) fn supervise() {
+    // While the command has the terminal, `stty tostop` would stop this process at a message.
+    let mut objection = SigSet::empty();
+    objection.add(Signal::SIGTTOU);
+    objection.thread_block().unwrap_or_default();
     STAGE.store(SUPERVISING, Ordering::SeqCst);
 }
 
@@ -159,7 +164,10 @@ pub(crate) fn die_by(number: i32) -> u8 {
         // Only the command's core dump is of interest, not that of this process.
         let none = Rlimit { current: Some(0), maximum: Some(0) };
         setrlimit(Resource::Core, none).unwrap_or_default();
-        with_default_action(signal, || signal::raise(signal));
+        // The standard library handles some signals once, and then restores their default action.
+        for _ in 0..2 {
+            with_default_action(signal, || signal::raise(signal));
+        }
     }
     u8::try_from(128 + number).unwrap_or(FAILED)
 }

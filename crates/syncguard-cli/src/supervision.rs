@@ -60,15 +60,15 @@ impl Supervision<'_> {
         }
         signals::supervise();
         self.watcher.held_for(self.held.remaining());
-        let process = CommandProcess::start(command, group, self.held)?;
-        let outcome = self.supervise(&process, &mut changed).await;
+        let mut process = CommandProcess::start(command, group, self.held)?;
+        let outcome = self.supervise(&mut process, &mut changed).await;
         process.release_terminal();
         outcome
     }
 
     async fn supervise(
         &mut self,
-        process: &CommandProcess,
+        process: &mut CommandProcess,
         changed: &mut tokio::signal::unix::Signal,
     ) -> Result<Outcome, Failure> {
         let started = Instant::now();
@@ -120,7 +120,7 @@ impl Supervision<'_> {
                     signal => self.pass_on(process, signal).await,
                 },
                 report = self.watcher.report() => if report == WatcherReport::Ended
-                    && let Change::None = process.change()
+                    && !process.has_ended()
                 {
                     if let Err(failure) = self.watcher.replace() {
                         // The command must not run without a watcher.
@@ -140,7 +140,6 @@ impl Supervision<'_> {
                 () = sleep_until(too_long) => break Stop::TooLong,
             }
         };
-        self.watcher.pause();
         Ok(self.end(process, changed, stop, expires_at).await)
     }
 
@@ -172,7 +171,7 @@ impl Supervision<'_> {
     /// Terminates the process group of the command, with `SIGTERM` and then `SIGKILL`.
     async fn end(
         &mut self,
-        process: &CommandProcess,
+        process: &mut CommandProcess,
         changed: &mut tokio::signal::unix::Signal,
         stop: Stop,
         expires_at: Instant,
@@ -192,8 +191,8 @@ impl Supervision<'_> {
             Stop::Lost(reason) => {
                 let why = lost(&reason);
                 // A lock that is already gone has no expiry that could limit the grace.
-                let is_gone = matches!(reason, LostReason::NotHeld | LostReason::Broken { .. });
-                let grace = if is_gone { self.grace } else { self.grace.min(until_expiry) };
+                let grace =
+                    if is_gone(&reason) { self.grace } else { self.grace.min(until_expiry) };
                 (Outcome::Lost(reason), why, grace)
             }
         };
@@ -205,10 +204,13 @@ impl Supervision<'_> {
             let shown = output::duration(grace);
             self.context.output.note(&format!("{why}; sending SIGTERM; SIGKILL in {shown}"));
         }
-        self.ask_and_kill(process, changed, now + grace).await;
-        if let Some(hook) = hook {
-            end_hook(self.context.output, hook, now).await;
-        }
+        let output = self.context.output;
+        let end_hook = async {
+            if let Some(hook) = hook {
+                end_hook(output, hook, now).await;
+            }
+        };
+        tokio::join!(self.ask_and_kill(process, changed, now + grace), end_hook);
         outcome
     }
 
@@ -216,24 +218,28 @@ impl Supervision<'_> {
     /// to the rest of the group, because nothing may continue without a lock.
     async fn ask_and_kill(
         &mut self,
-        process: &CommandProcess,
+        process: &mut CommandProcess,
         changed: &mut tokio::signal::unix::Signal,
         kill_at: Instant,
     ) {
+        /// The watcher acts only if this process does not.
+        const LATER: Duration = Duration::from_millis(100);
+        // In case this process is stopped meanwhile.
+        self.watcher.kill_after(kill_at.saturating_duration_since(Instant::now()) + LATER);
         if Instant::now() < kill_at {
             self.watcher.expect(Signal::SIGTERM);
             process.forward(Signal::SIGTERM);
             self.wait_for_end(process, changed, kill_at).await;
         }
         process.send(Signal::SIGKILL);
-        while !matches!(process.change(), Change::Ended(_)) {
+        while !process.has_ended() {
             changed.recv().await;
         }
     }
 
     async fn wait_for_end(
         &mut self,
-        process: &CommandProcess,
+        process: &mut CommandProcess,
         changed: &mut tokio::signal::unix::Signal,
         kill_at: Instant,
     ) {
@@ -283,6 +289,11 @@ async fn end_hook(output: Output, hook: Pid, started: Instant) {
 fn has_ended(process: Pid) -> bool {
     let process = rustix::process::Pid::from_raw(process.as_raw());
     !matches!(rustix::process::waitpid(process, WaitOptions::NOHANG), Ok(None))
+}
+
+/// Returns whether the store has reported that the lock is gone, so that it can be reached.
+pub(crate) fn is_gone(reason: &LostReason) -> bool {
+    matches!(reason, LostReason::NotHeld | LostReason::Broken { .. })
 }
 
 /// Returns the message about a lost lock.

@@ -27,9 +27,10 @@ const READY: u8 = 0;
 const OVERDUE: u8 = u8::MAX;
 
 /// Orders from the main process to the watcher, one per line. A number is an order, too: for how
-/// many milliseconds the lock is still held.
+/// many milliseconds the lock is still held. After `KILL`, it is when to kill the group.
 const DISMISS: &str = "dismiss";
 const PAUSE: &str = "pause";
+const KILL: &str = "kill ";
 
 /// How long a signal to several processes may take to reach the last of them.
 const DELIVERY: Duration = Duration::from_millis(50);
@@ -200,7 +201,13 @@ impl Watcher {
         self.order(&time.as_millis().to_string());
     }
 
-    /// Withdraws the announced time, because the command is stopped or this process terminates it.
+    /// Announces that this process kills the group within this time. If it does not, because it is
+    /// stopped, the watcher does.
+    pub(crate) fn kill_after(&mut self, time: Duration) {
+        self.order(&format!("{KILL}{}", time.as_millis()));
+    }
+
+    /// Withdraws the announced time, because the command is stopped.
     pub(crate) fn pause(&mut self) {
         self.order(PAUSE);
     }
@@ -248,7 +255,7 @@ pub(crate) fn watch(grace: Duration) -> u8 {
     });
     let mut orders = Orders::default();
     // A little later than the main process, which does the same if it can.
-    let margin = grace.mul_f32(0.9);
+    let mut margin = grace.mul_f32(0.9);
     let mut expires_at: Option<Instant> = None;
     loop {
         let end_at = expires_at.map(|at| at.checked_sub(margin).unwrap_or(at));
@@ -256,7 +263,12 @@ pub(crate) fn watch(grace: Duration) -> u8 {
             Ok(DISMISS) => return 0,
             Ok(PAUSE) => expires_at = None,
             Ok(order) => {
-                let time = order.parse().map(Duration::from_millis);
+                let time = order.strip_prefix(KILL);
+                if time.is_some() {
+                    // The command was asked to end already.
+                    margin = Duration::ZERO;
+                }
+                let time = time.unwrap_or(order).parse().map(Duration::from_millis);
                 expires_at = time.ok().map(|time| Instant::now() + time);
             }
             Err(NoOrder::InTime) => {

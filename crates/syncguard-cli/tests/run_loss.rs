@@ -2,7 +2,8 @@
 
 mod support;
 
-use std::process::Child;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use support::{Store, end_of, eventually, is_alive, send, stderr};
@@ -121,6 +122,48 @@ fn on_lost_runs_when_the_lock_is_lost() {
     assert!(!store.path("lost").exists());
 }
 
+/// The end of the command is noticed although its sibling runs on: a script continued as
+/// `syncguard`, which has inherited the children of the script.
+#[test]
+fn a_job_of_the_calling_script_does_not_keep_the_lock() {
+    let store = Store::sqlite();
+    let script = "sleep 60 & exec $SYNCGUARD run -q --key k --max-hold 300ms --ttl 3s \
+                  --grace 100ms -- sleep 60";
+    let mut child = Command::new("sh")
+        .args(["-c", script])
+        .env("SYNCGUARD", env!("CARGO_BIN_EXE_syncguard"))
+        .env("SYNCGUARD_URL", &store.url)
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("runs");
+    assert_eq!(end_of(&mut child).code(), Some(122));
+    assert_eq!(store.code(&["status", "k"]), 1, "it is free");
+}
+
+#[test]
+fn an_on_lost_command_that_hangs_is_killed() {
+    let store = Store::sqlite();
+    let hook = "echo $$ >$FOLDER/hook; exec sleep 60";
+    let options = ["--key", "k", "--ttl", "3s", "--on-lost", hook];
+    let mut child = store.background(&options, "echo x >$FOLDER/held; sleep 60");
+    store.wait_for("held");
+    assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
+    assert_eq!(end_of(&mut child).code(), Some(123));
+    assert!(!is_alive(&store.wait_for("hook")));
+}
+
+#[test]
+fn the_locks_that_are_not_lost_are_released() {
+    for store in Store::all() {
+        let options = ["--key", "a", "--key", "b", "--ttl", "10m", "--grace", "100ms"];
+        let mut child = store.background(&options, "echo x >$FOLDER/held; sleep 60");
+        store.wait_for("held");
+        assert_eq!(store.code(&["break", "a", "--yes", "-q"]), 0);
+        assert_eq!(end_of(&mut child).code(), Some(123));
+        assert_eq!(store.code(&["status", "b"]), 1, "it is free");
+    }
+}
+
 #[test]
 fn the_command_ends_before_its_lock_expires_if_the_store_crashes() {
     let mut stores = Store::all();
@@ -153,6 +196,22 @@ fn a_command_does_not_outlive_its_lock_when_syncguard_is_stopped() {
         send("CONT", child.id());
         assert_eq!(end_of(&mut child).code(), Some(123));
     }
+}
+
+#[test]
+fn a_command_does_not_outlive_its_grace_when_syncguard_is_stopped() {
+    let store = Store::sqlite();
+    let options = ["--key", "k", "--ttl", "9s", "--grace", "2s"];
+    let script = "trap 'echo x >$FOLDER/asked' TERM; echo $$ >$FOLDER/pid; \
+                  while :; do sleep 0.05; done";
+    let mut child = store.background(&options, script);
+    let pid = store.wait_for("pid");
+    assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
+    store.wait_for("asked");
+    send("STOP", child.id());
+    eventually("it has ended", || !is_alive(&pid));
+    send("CONT", child.id());
+    assert_eq!(end_of(&mut child).code(), Some(123));
 }
 
 #[test]
@@ -236,6 +295,16 @@ fn a_killed_watcher_is_replaced() {
         send("KILL", child.id());
         end_of(&mut child);
         eventually("the group has ended", || !processes.iter().any(|pid| is_alive(pid)));
+    }
+}
+
+/// A command that kills its whole group also kills the watcher, which is found out first.
+#[test]
+fn the_end_of_a_command_is_known_although_its_watcher_ends_too() {
+    let store = Store::sqlite();
+    for round in 0..40 {
+        let mut child = store.background(&["--key", "k"], "kill -KILL 0");
+        assert_eq!(end_of(&mut child).signal(), Some(9), "round {round}");
     }
 }
 

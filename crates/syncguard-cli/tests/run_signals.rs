@@ -61,7 +61,7 @@ fn a_signal_while_waiting_exits_without_starting_the_command() {
 #[test]
 fn syncguard_dies_by_the_signal_that_killed_the_command() {
     let store = Store::sqlite();
-    for signal in [1, 2, 3, 6, 9, 15] {
+    for signal in [1, 2, 3, 6, 7, 9, 11, 15] {
         let script = format!("kill -{signal} $$");
         let status = store.run(&["run", "-k", "k", "--", "sh", "-c", &script]).status;
         assert_eq!((status.signal(), status.core_dumped()), (Some(signal), false), "{signal}");

@@ -47,6 +47,20 @@ fn the_command_is_in_the_foreground_and_reads_the_terminal() {
     assert!(shown.contains("shell: two"), "the shell gets the terminal back: {shown}");
 }
 
+/// With `stty tostop`, a process in the background is stopped when it writes. While the command is in
+/// the foreground, `syncguard` is in the background.
+#[test]
+fn a_message_does_not_stop_syncguard() {
+    let store = Store::sqlite();
+    let command = "stty tostop; set -m; $SYNCGUARD run --key k --ttl 9s --grace 1s -- \
+                   sh -c 'echo x >$FOLDER/held; exec sleep 20'; echo code $?";
+    let child = script(&store, command);
+    store.wait_for("held");
+    assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
+    let shown = stdout(&type_and_end(child, &[]));
+    assert!(shown.contains("code 123"), "{shown}");
+}
+
 #[test]
 fn ctrl_c_reaches_the_command_once() {
     let store = Store::sqlite();

@@ -15,7 +15,7 @@ use crate::exit::{Failure, LOST, MAX_HOLD, USAGE};
 use crate::held::Held;
 use crate::output;
 use crate::signals;
-use crate::supervision::{Outcome, Supervision, lost};
+use crate::supervision::{Outcome, Supervision, is_gone, lost};
 use crate::waiting::{self, Obtained};
 use crate::watcher::Watcher;
 
@@ -112,6 +112,10 @@ impl Job<'_> {
             None
         };
         if let Ok(Outcome::Lost(reason)) = outcome {
+            if matches!(held, Held::All(_)) && is_gone(&reason) {
+                // The others are still held. If that fails, they expire.
+                drop(tokio::time::timeout(RELEASE_LIMIT, held.release()).await);
+            }
             // A lost lock is not released.
             std::mem::forget(held);
             return Ok(Ended::Lost(reason));

@@ -223,6 +223,24 @@ fn a_watch_goes_on_after_the_store_was_away_and_says_so() {
     watching.wait().expect("ends");
 }
 
+/// A store may list a lock twice.
+#[test]
+fn a_watch_reports_a_change_once() {
+    let store = Store::sqlite();
+    assert_eq!(store.code(&["setup"]), 0);
+    let mut watching =
+        store.command(&["watch", "k", "k", "--format", "json", "--interval", "100ms"]);
+    let mut watching = watching.stdout(Stdio::piped()).spawn().expect("runs");
+    let lines = std::io::BufReader::new(watching.stdout.take().expect("piped")).lines();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!(store.code(&["acquire", "-q", "-k", "k"]), 0);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    watching.kill().expect("runs");
+    let lines: Vec<String> = lines.map_while(Result::ok).collect();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    watching.wait().expect("ends");
+}
+
 #[test]
 fn break_asks_for_confirmation_and_needs_a_terminal() {
     for store in Store::all() {

@@ -234,7 +234,7 @@ impl Watcher<'_> {
             for key in &self.keys {
                 found.extend(diagnostics::get_by_key_raw(&self.backend, key).await?);
             }
-            return Ok(found);
+            return Ok(once(found));
         }
         let unlistable = || Failure::new(FAILED, "this store cannot list its locks; name keys");
         let admin = self.backend.admin().ok_or_else(unlistable)?;
@@ -244,7 +244,7 @@ impl Watcher<'_> {
             found.extend(page.locks.into_iter().map(LockInfoRaw::from));
             next = page.next;
             if next.is_none() {
-                return Ok(found);
+                return Ok(once(found));
             }
         }
     }
@@ -260,6 +260,15 @@ impl Watcher<'_> {
         let has_expired = ended_at >= lock.info.expires_at;
         Change::of(if has_expired { Kind::Expired } else { Kind::Released }, lock, Some(held))
     }
+}
+
+/// Returns every lock once, by key, as its last holder has it: a store may list a lock twice.
+fn once(mut locks: Vec<LockInfoRaw>) -> Vec<LockInfoRaw> {
+    locks.sort_by(|one, other| {
+        one.key.cmp(&other.key).then_with(|| other.info.fence.cmp(&one.info.fence))
+    });
+    locks.dedup_by(|one, other| one.key == other.key);
+    locks
 }
 
 /// Returns the change of a lock that was renewed when less than a third of its TTL was left. A

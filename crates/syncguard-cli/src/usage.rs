@@ -127,8 +127,8 @@ fn check_run(run: &Run) -> Result<(), Failure> {
 fn name_of(supervised: &Supervised) -> Option<String> {
     if let Some(shell_command) = &supervised.shell_command {
         let shell_command = shell_command.to_string_lossy();
-        // Assignments before the command are not its name, and may be secret too.
-        let name = shell_command.split_whitespace().find(|word| !word.contains('='));
+        // An assignment before the command may be secret too, and its quotes may contain spaces.
+        let name = shell_command.split_whitespace().next().filter(|word| !word.contains('='));
         return name.map(str::to_owned);
     }
     supervised.command.first().map(|command| command.to_string_lossy().into_owned())

@@ -7,6 +7,23 @@ use std::time::{Duration, Instant};
 
 use support::{Store, end_of, eventually, stderr, stdout, syncguard};
 
+/// Part of a quoted value could be a password.
+#[test]
+fn an_assignment_does_not_become_the_label() {
+    let store = Store::sqlite();
+    let script = "TOKEN=\"abc s3cret\" sh -c 'echo x >$FOLDER/held; sleep 60'";
+    let mut child = store
+        .command(&["run", "-q", "--key", "k", "-c", script])
+        .env("FOLDER", store.folder.path())
+        .spawn()
+        .expect("runs");
+    store.wait_for("held");
+    let shown = stdout(&store.run(&["ls"]));
+    assert!(shown.contains("pid") && !shown.contains("s3cret"), "{shown}");
+    child.kill().expect("runs");
+    child.wait().expect("ends");
+}
+
 #[test]
 fn the_exit_code_of_the_command_is_passed_on() {
     for store in Store::all() {

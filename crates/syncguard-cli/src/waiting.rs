@@ -129,6 +129,11 @@ pub(crate) async fn locker(
     Ok(builder.build()?)
 }
 
+/// Creates the error for a store that did not answer during the wait.
+pub(crate) fn no_response() -> syncguard::Error {
+    syncguard::Error::new(ErrorCode::NetworkTimeout, "no response before the wait timed out")
+}
+
 /// Connects to the store, and retries after retryable errors until the deadline.
 pub(crate) async fn connect_until(
     context: &Context,
@@ -147,10 +152,7 @@ pub(crate) async fn connect_until(
             Ok(Ok(backend)) => return Ok(backend),
             Ok(Err(error)) if error.is_retryable() => error,
             Ok(Err(error)) => return Err(error.into()),
-            Err(_elapsed) => syncguard::Error::new(
-                ErrorCode::NetworkTimeout,
-                "no response before the wait timed out",
-            ),
+            Err(_elapsed) => no_response(),
         };
         let pause = delay.mul_f64(0.5 + jitter());
         if deadline.is_some_and(|deadline| Instant::now() + pause >= deadline) {

@@ -227,6 +227,20 @@ async fn an_acquire_that_times_out_leaves_no_lock() {
 }
 
 #[test]
+fn wait_ends_in_time_although_the_store_does_not_answer() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = silent.local_addr().expect("an address");
+    for options in
+        ["connect_timeout_ms=60000", "connect_timeout_ms=60000&response_timeout_ms=60000"]
+    {
+        let url = format!("redis://{address}?{options}");
+        let mut waiting = support::syncguard(&["--url", &url, "wait", "k", "--wait", "300ms"]);
+        let mut waiting = waiting.stderr(Stdio::null()).spawn().expect("runs");
+        assert_eq!(end_of(&mut waiting).code(), Some(125), "{options}");
+    }
+}
+
+#[test]
 fn wait_returns_when_the_lock_is_free() {
     for store in Store::all() {
         assert_eq!(store.code(&["setup", "-q"]), 0);

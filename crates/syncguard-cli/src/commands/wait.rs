@@ -34,16 +34,21 @@ async fn until_free(
     deadline: Option<Instant>,
     connected: &OnceLock<AnyBackend>,
 ) -> Result<(), Failure> {
+    /// The last look begins when the time is over.
+    const LAST_LOOK: Duration = Duration::from_secs(1);
     let fail_fast = args.conflict.fail_fast;
+    // Without time, there is one attempt.
+    let limit = deadline.filter(|_| !matches!(args.limit, WaitLimit::For(Duration::ZERO)));
     // A missing SQLite file is an error; an unreachable store is retried.
-    let mut backend = match context.target.connect_existing().await {
+    let mut backend = match by(limit, Box::pin(context.target.connect_existing())).await {
         Ok(backend) => backend,
         Err(failure) if fail_fast || !failure.may_pass() => return Err(failure),
         Err(_may_pass) => waiting::connect_until(context, deadline).await?,
     };
     connected.set(backend.clone()).unwrap_or_default();
+    let limit = limit.and_then(|limit| limit.checked_add(LAST_LOOK));
     loop {
-        let last_error = match diagnostics::get_by_key(&backend, key).await {
+        let last_error = match by(limit, diagnostics::get_by_key(&backend, key)).await {
             Ok(None) => return Ok(()),
             Ok(Some(_)) => None,
             Err(error) if fail_fast || !error.is_retryable() => return Err(error.into()),
@@ -65,6 +70,20 @@ async fn until_free(
             });
         }
         pause(&mut backend, key, deadline).await;
+    }
+}
+
+/// Limits a call to the store.
+async fn by<T, E: From<syncguard::Error>>(
+    deadline: Option<Instant>,
+    call: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    match deadline {
+        Some(deadline) => match tokio::time::timeout_at(deadline.into(), call).await {
+            Ok(answer) => answer,
+            Err(_elapsed) => Err(waiting::no_response().into()),
+        },
+        None => call.await,
     }
 }
 

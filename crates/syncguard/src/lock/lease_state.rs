@@ -499,8 +499,17 @@ mod tests {
         let mut state = renewed(9);
         let sent = send(&mut state, 3, at(0));
         assert_eq!(sent.give_up_at, at(0) + UNIT * 3 / 2, "while a renewal is still possible");
-        assert_eq!(state.extend_ended(sent, ExtendAnswer::Unknown, at(1)), AfterExtend::Noted);
+        assert_eq!(state.extend_ended(sent, ExtendAnswer::Unknown, at(0)), AfterExtend::Noted);
+        assert_eq!(state.next(at(0)), Step::Wait(at(1)));
         assert!(matches!(state.next(at(1)), Step::Renew(_)));
+    }
+
+    #[test]
+    fn a_short_extend_that_is_refused_hurries_no_renewal() {
+        let mut state = renewed(9);
+        let sent = send(&mut state, 3, at(0));
+        assert_eq!(state.extend_ended(sent, ExtendAnswer::Refused, at(0)), AfterExtend::Noted);
+        assert_eq!(state.next(at(0)), Step::Wait(at(3)));
     }
 
     #[test]

@@ -349,6 +349,31 @@ async fn a_crashed_holder_loses_its_permit_after_the_ttl() {
     assert_eq!(permit.fence().get(), 2);
 }
 
+/// Among so many names, some share what they are looked up in.
+#[tokio::test]
+async fn all_semaphores_of_a_name_agree_whatever_others_there_are() {
+    let locker = locker();
+    let semaphore =
+        |number: u32, permits: u32| locker.semaphore(format!("s{number}"), permits).expect("valid");
+    let first: Vec<_> = (0..200).map(|number| semaphore(number, 2)).collect();
+    let second: Vec<_> = (0..200).map(|number| semaphore(number, 3)).collect();
+    assert!(first.iter().chain(&second).all(|semaphore| semaphore.permits() == 3));
+}
+
+/// Everything beyond it would have to be given back.
+#[tokio::test(start_paused = true)]
+async fn a_set_is_not_asked_for_beyond_a_lock_of_this_process() {
+    let (locker, _faults) = paused(LockOptions::default());
+    let held = locker.lock("b").await.expect("free");
+    let fence_of_c = || async { locker.lock("c").await.expect("free").fence().get() };
+    assert_eq!(fence_of_c().await, 1);
+    let waiting = tokio::spawn(locker.lock_all(["a", "b", "c"]).into_future());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(fence_of_c().await, 2, "it was not taken in between");
+    held.release().await.expect("works");
+    drop(waiting.await.expect("no panic").expect("free"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_larger_number_of_permits_counts() {
     let options = LockOptions::default().ttl(Duration::from_mins(1));

@@ -17,8 +17,9 @@ use syncguard::telemetry::{
     WaitOutcome,
 };
 use syncguard::{
-    Error, ErrorCode, ExtendOutcome, Fence, Key, LockBackend, LockId, LockOptions, Locker,
-    LostReason, MemoryBackend, NotHeldReason, ReleaseOutcome, Result, Timestamp, Ttl,
+    CancellationToken, Error, ErrorCode, ExtendOutcome, Fence, Key, LockBackend, LockId,
+    LockOptions, Locker, LostReason, MemoryBackend, NotHeldReason, ReleaseOutcome, Result,
+    Timestamp, Ttl,
 };
 
 /// Collects everything.
@@ -318,6 +319,38 @@ async fn calls_through_guards_and_engine_events_are_reported() {
         assert_eq!((event.backend, event.label.as_deref()), ("memory", Some("nightly")));
         assert_eq!((event.key_hash, event.key.as_ref()), (hash, None), "no sink asked for keys");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_wait_is_reported_with_its_hand_over() {
+    let sink = Arc::new(Collector::default());
+    let builder = Locker::builder(MemoryBackend::new()).telemetry(Arc::<Collector>::clone(&sink));
+    let locker =
+        builder.clock(syncguard::testing::LocalClock::Tokio).build().expect("in a runtime");
+    let guard = locker.lock("k").await.expect("free");
+    let stop = CancellationToken::new();
+    let [canceled, served] = [Some(stop.clone()), None].map(|token| {
+        let locker = locker.clone();
+        tokio::spawn(async move { locker.lock("k").cancel(token).await })
+    });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    stop.cancel();
+    drop(canceled.await.expect("no panic").expect_err("canceled"));
+    guard.release().await.expect("works");
+    drop(served.await.expect("no panic").expect("free"));
+    let waits: Vec<_> = sink
+        .engine
+        .lock()
+        .expect("no panic")
+        .iter()
+        .filter_map(|event| match event.kind {
+            EngineEventKind::Waited { outcome, hand_over, .. } => Some((outcome, hand_over)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(waits[..2], [(WaitOutcome::Acquired, None), (WaitOutcome::Canceled, None)]);
+    assert_eq!(waits[2].0, WaitOutcome::Acquired);
+    assert!(waits[2].1.is_some(), "it waited for a release");
 }
 
 #[tokio::test]

@@ -51,6 +51,25 @@ async fn only_a_timeout_names_the_holder() {
     assert_eq!(error.holder().and_then(HolderInfo::label), Some("other"));
 }
 
+/// Whether the lock is held is then unknown.
+#[tokio::test(start_paused = true)]
+async fn a_timeout_after_an_error_names_no_holder() {
+    let backend = Faulty::polling();
+    let other = labeled(&backend, "other", LockOptions::default());
+    let _held = other.lock("k").await.expect("free");
+    let options = LockOptions::default().timeout(ms(1_000)).retry_on_error(true);
+    let waiter = locker(&backend, options);
+    backend.fail_always(Call::Acquire, Some(Fault::Fails(ErrorCode::ServiceUnavailable)));
+    let error = waiter.lock("k").await.expect_err("made to fail");
+    assert_eq!((error.code(), error.holder()), (ErrorCode::AcquisitionTimeout, None));
+    let error = waiter
+        .lock("k")
+        .retry(RetryPolicy::default().max_retries(0))
+        .await
+        .expect_err("made to fail");
+    assert!(error.message().ends_with("(1 attempt)"), "{error}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_is_over_keeps_no_other_waiter_waiting() {
     let backend = Faulty::new().with_slow_lookups(ms(10_000));

@@ -669,6 +669,22 @@ async fn longest_waits_beside_a_crowd(backend: Faulty, hold: Duration) {
     assert!(waits[1..].iter().all(|hand_overs| *hand_overs <= 6), "{waits:?}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_cannot_subscribe_tries_again_after_ten_seconds() {
+    let backend = Faulty::polling();
+    let other = locker(&backend, LockOptions::default().ttl(ttl_ms(60_000)));
+    let _held = other.lock("k").await.expect("free");
+    let started = Instant::now();
+    let waiter = locker(&backend, LockOptions::default().timeout(ms(25_000)));
+    drop(waiter.lock("k").await.expect_err("held"));
+    let asked: Vec<u64> =
+        backend.subscriptions().iter().map(|at| (*at - started).as_secs()).collect();
+    assert_eq!(asked.len(), 3, "{asked:?}");
+    // At the next time that it looks.
+    assert!(asked[0] == 0 && (10..16).contains(&asked[1]), "{asked:?}");
+    assert!((asked[1] + 10..25).contains(&asked[2]), "{asked:?}");
+}
+
 /// It was not asked for before, because this process held it.
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_this_process_held_for_long_is_valid_for_its_whole_ttl() {

@@ -79,6 +79,7 @@ struct State {
     calls: Vec<(Call, Instant)>,
     acquire_ids: Vec<LockId>,
     lookups: Vec<Instant>,
+    subscriptions: Vec<Instant>,
 }
 
 impl Faulty {
@@ -136,6 +137,11 @@ impl Faulty {
     /// Returns when locks were looked up by their ids.
     pub(crate) fn lookups(&self) -> Vec<Instant> {
         self.state.lock().expect("no panic inside").lookups.clone()
+    }
+
+    /// Returns when waiters asked for notifications.
+    pub(crate) fn subscriptions(&self) -> Vec<Instant> {
+        self.state.lock().expect("no panic inside").subscriptions.clone()
     }
 
     /// Returns how often an operation was called.
@@ -232,6 +238,7 @@ impl LockBackend for Faulty {
     }
 
     async fn subscribe(&self, key: &Key) -> Option<Subscription> {
+        self.state.lock().expect("no panic inside").subscriptions.push(Instant::now());
         if let Some(silence) = &self.silence {
             return Some(silence.subscribe(key));
         }

@@ -11,7 +11,7 @@ use syncguard::backend::{AcquireOutcome, AcquireRequest, ExtendRequest, ReleaseR
 use syncguard::testing::LocalClock;
 use syncguard::{
     Backoff, CancellationToken, ErrorCode, ExtendOutcome, HolderInfo, Jitter, LockBackend,
-    LockOptions, Locker, ReleaseOutcome, RetryPolicy,
+    LockOptions, Locker, MemoryBackend, ReleaseOutcome, RetryPolicy,
 };
 use tokio::time::Instant;
 
@@ -667,6 +667,26 @@ async fn longest_waits_beside_a_crowd(backend: Faulty, hold: Duration) {
     // one in progress.
     assert!(waits[0] <= 66, "{waits:?}");
     assert!(waits[1..].iter().all(|hand_overs| *hand_overs <= 6), "{waits:?}");
+}
+
+/// In real time, because virtual time stands still while a task is busy.
+#[tokio::test]
+async fn waiters_without_a_delay_let_other_tasks_run() {
+    let options = LockOptions::default().timeout(ms(400));
+    let locker = Locker::builder(MemoryBackend::new()).options(options).build().expect("a runtime");
+    let held = locker.lock("k").await.expect("free");
+    let retry = RetryPolicy::default().delay(Duration::ZERO).max_retries(u32::MAX);
+    let waiting = [(); 3].map(|()| {
+        let locker = locker.clone();
+        tokio::spawn(async move { locker.lock("k").retry(retry).await.map(drop) })
+    });
+    let mut ticks = 0;
+    while !waiting.iter().all(tokio::task::JoinHandle::is_finished) {
+        tokio::time::sleep(ms(10)).await;
+        ticks += 1;
+    }
+    assert!(ticks > 5, "{ticks}");
+    held.release().await.expect("works");
 }
 
 #[tokio::test(start_paused = true)]

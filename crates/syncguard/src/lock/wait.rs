@@ -272,7 +272,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 biased;
                 head = head.as_mut() => return Ok((head, Some(schedule))),
                 () = ticker.sleep_until_some(retry_at) => {
-                    schedule.timer_fired(ticker.now().since(self.call.started));
+                    self.retry_used_up(&mut schedule).await;
                 }
             }
         }
@@ -290,6 +290,13 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             Next::WaitForTimeout => Ok(None),
             Next::GiveUp => Err(self.timed_out()),
         }
+    }
+
+    /// Records that the timer of a retry fired.
+    async fn retry_used_up(&self, schedule: &mut Schedule) {
+        schedule.timer_fired(self.call.context.engine.ticker.now().since(self.call.started));
+        // A timer that was due at once must not keep other tasks from running.
+        tokio::task::yield_now().await;
     }
 
     /// Waits and asks until the lock is acquired.
@@ -426,7 +433,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
                 }
                 () = ticker.sleep_until(ask_anyway_at) => return Ok(None),
                 () = ticker.sleep_until_some(retry_at) => {
-                    schedule.timer_fired(ticker.now().since(self.call.started));
+                    self.retry_used_up(schedule).await;
                 }
             }
         }
@@ -480,9 +487,7 @@ impl<'a, B: LockBackend> Wait<'a, B> {
             }
             () = ticker.sleep_until_some(free_at) => None,
             () = ticker.sleep_until_some(ask_at) => {
-                schedule.timer_fired(ticker.now().since(self.call.started));
-                // A timer that was due at once must not keep other tasks from running.
-                tokio::task::yield_now().await;
+                self.retry_used_up(schedule).await;
                 None
             }
         };

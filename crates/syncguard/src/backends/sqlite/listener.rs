@@ -115,7 +115,7 @@ impl SqliteListener {
     /// Watches the wake file that is at the path now, if one is watched. Call it when the lock file
     /// was replaced: if that happened by its directory, the watch did not notice.
     pub(super) fn watch_current_file(&self) {
-        self.keep_watching(None);
+        self.keep_watching(None, None);
     }
 
     fn set_working(&self, is_working: bool) {
@@ -328,7 +328,7 @@ mod watch {
                     let is_unwatched = event.events().contains(ReadFlags::IGNORED);
                     let unwatched = is_unwatched.then_some(event.wd());
                     let is_write = event.events().contains(ReadFlags::MODIFY);
-                    if !is_write && !listener.keep_watching(unwatched) {
+                    if !is_write && !listener.keep_watching(Some(inotify), unwatched) {
                         return;
                     }
                     has_changed |= is_write;
@@ -345,10 +345,14 @@ mod watch {
 
     impl SqliteListener {
         /// Watches the file that is at the path now, unless it is watched already. Returns `false`
-        /// if the thread must end.
-        pub(super) fn keep_watching(&self, unwatched: Option<i32>) -> bool {
+        /// if the thread that calls this must end: `own` is what it reads.
+        pub(super) fn keep_watching(&self, own: Option<&OwnedFd>, unwatched: Option<i32>) -> bool {
             let mut watcher = super::locked(&self.watcher);
             let Watcher::Watching(watch) = &*watcher else { return false };
+            if own.is_some_and(|own| !std::ptr::eq(own, Arc::as_ptr(&watch.inotify))) {
+                // Another thread serves the listener now.
+                return false;
+            }
             if unwatched != Some(watch.descriptor) && super::is_at(&watch.file, &self.path) {
                 return true;
             }
@@ -393,7 +397,11 @@ mod watch {
     }
 
     impl SqliteListener {
-        pub(super) fn keep_watching(&self, _unwatched: Option<i32>) -> bool {
+        pub(super) fn keep_watching(
+            &self,
+            _own: Option<&std::fs::File>,
+            _unwatched: Option<i32>,
+        ) -> bool {
             false
         }
     }

@@ -199,10 +199,25 @@ impl std::fmt::Debug for Queue {
     }
 }
 
+/// Refuses the operations that no thread will run.
+struct Ending<'a>(&'a Queue);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.0.waiting();
+        waiting.is_unserved = true;
+        let jobs = std::mem::take(&mut waiting.jobs);
+        drop(waiting);
+        drop(jobs);
+    }
+}
+
 #[derive(Default)]
 struct Waiting {
     jobs: Batch,
     is_closed: bool,
+    /// Whether the thread has ended, because it panicked.
+    is_unserved: bool,
 }
 
 impl Queue {
@@ -211,8 +226,12 @@ impl Queue {
     }
 
     fn push(&self, job: Box<dyn Job>) {
-        self.waiting().jobs.push(job);
-        self.changed.notify_one();
+        let mut waiting = self.waiting();
+        // Otherwise it is dropped, and its caller gets an error.
+        if !waiting.is_unserved {
+            waiting.jobs.push(job);
+            self.changed.notify_one();
+        }
     }
 
     /// Moves the pending operations into the batch, with reads, releases and extends in front.
@@ -230,6 +249,7 @@ impl Queue {
     }
 
     fn serve(&self, mut file: LockFile, listener: &SqliteListener) {
+        let _ending = Ending(self);
         while self.wait() {
             let mut batch = Batch::new();
             self.take_into(&mut batch);
@@ -319,6 +339,28 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[tokio::test]
+    async fn after_a_panic_every_operation_is_an_error() {
+        let folder = std::env::temp_dir().join(format!("syncguard-panic-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("created");
+        let path = folder.join("locks.db");
+        let listener = Arc::new(SqliteListener::new(&path));
+        let worker = Worker::start(LockFile::new(path), listener, Duration::from_secs(10));
+        let worker = worker.expect("starts");
+        for _ in 0..3 {
+            let call = worker
+                .call(Kind::Read, |_db, _access| -> Result<Option<Done<()>>, RowError> {
+                    panic!("on purpose")
+                });
+            let answer = tokio::time::timeout(Duration::from_secs(20), call).await;
+            assert_eq!(
+                answer.expect("it does not hang").expect_err("gone").code(),
+                OurCode::Internal
+            );
+        }
+        fs::remove_dir_all(&folder).expect("removed");
+    }
 
     #[tokio::test]
     async fn a_commit_to_a_replaced_file_is_repeated_in_the_new_file() {

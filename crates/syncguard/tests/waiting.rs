@@ -780,7 +780,7 @@ async fn shutdown_ends_waits_and_refuses_new_ones() {
 
 #[tokio::test]
 async fn many_keys_used_once_leave_no_queue() {
-    let locker = Locker::new(syncguard::MemoryBackend::new()).expect("in a runtime");
+    let locker = Locker::new(MemoryBackend::new()).expect("in a runtime");
     for number in 0..100_000 {
         let guard = locker.lock(format!("key {number}")).await.expect("free");
         guard.release().await.expect("works");

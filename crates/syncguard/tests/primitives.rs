@@ -209,7 +209,9 @@ async fn an_observer_reports_an_unreachable_store_and_a_crashed_leader() {
     faults.fail_always(ErrorCode::ServiceUnavailable);
     assert_eq!(observer.next().await, Observation::Unknown);
     faults.fail_always(None);
+    let failed = tokio::time::Instant::now();
     assert!(matches!(observer.next().await, Observation::Led(_)));
+    assert_eq!(failed.elapsed(), Duration::from_secs(1), "the poll interval");
     // It crashes: nothing renews or releases the lock.
     let _lock_id = leadership.guard().lock_id();
     std::mem::forget(leadership);
@@ -372,6 +374,18 @@ async fn a_set_is_not_asked_for_beyond_a_lock_of_this_process() {
     assert_eq!(fence_of_c().await, 2, "it was not taken in between");
     held.release().await.expect("works");
     drop(waiting.await.expect("no panic").expect("free"));
+}
+
+#[tokio::test]
+async fn nothing_begins_after_a_shutdown() {
+    let locker = locker();
+    let lock_id = locker.lock("k").await.expect("free").detach();
+    let election = locker.election("x").expect("valid");
+    locker.shutdown().await.expect("nothing is held");
+    assert!(locker.resume(lock_id).await.expect_err("shut down").is_shut_down());
+    assert!(locker.lock_all(["a"]).await.expect_err("shut down").is_shut_down());
+    let work = election.run(|_lead| async {}).await;
+    assert!(work.expect_err("shut down").is_shut_down());
 }
 
 #[tokio::test(start_paused = true)]

@@ -635,8 +635,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "locks of a set expire while another one is waited for",
         file: "primitives/holding.rs",
-        original: "if !locker.options().renew && !extend(locker, held).await {",
-        mutated: "if locker.options().renew && !extend(locker, held).await {",
+        original: "while !locker.options().renew {",
+        mutated: "while locker.options().renew {",
         caught_by: "primitives",
     },
     Mutant {

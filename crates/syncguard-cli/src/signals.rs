@@ -112,8 +112,8 @@ pub(crate) async fn ending() -> Signal {
     next().await
 }
 
-/// Makes [`received`] return all signals from now on, instead of their default actions. Call this on
-/// the main thread, which prints messages.
+/// Makes [`received`] return all signals from now on, instead of their default actions. Call this
+/// on the main thread, which prints messages.
 pub(crate) fn supervise() {
     // While the command has the terminal, `stty tostop` would stop this process at a message.
     let mut objection = SigSet::empty();

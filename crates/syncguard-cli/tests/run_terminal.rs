@@ -47,8 +47,8 @@ fn the_command_is_in_the_foreground_and_reads_the_terminal() {
     assert!(shown.contains("shell: two"), "the shell gets the terminal back: {shown}");
 }
 
-/// With `stty tostop`, a process in the background is stopped when it writes. While the command is in
-/// the foreground, `syncguard` is in the background.
+/// With `stty tostop`, a process in the background is stopped when it writes. While the command is
+/// in the foreground, `syncguard` is in the background.
 #[test]
 fn a_message_does_not_stop_syncguard() {
     let store = Store::sqlite();

@@ -237,8 +237,8 @@ pub enum Event {
 /// Receives events from a [`TelemetryLayer`](crate::telemetry::TelemetryLayer) or a
 /// [`Locker`](crate::Locker).
 ///
-/// Unless [`is_inline`](Self::is_inline) returns true, it is called on a thread of its own, behind a
-/// bounded queue, so it may block.
+/// Unless [`is_inline`](Self::is_inline) returns true, it is called on a thread of its own, behind
+/// a bounded queue, so it may block.
 /// [`TelemetryLayer::dropped`](crate::telemetry::TelemetryLayer::dropped) counts the events that
 /// did not fit into the queue.
 pub trait EventSink: fmt::Debug + Send + Sync + 'static {

@@ -52,8 +52,8 @@ pub(super) async fn give_back<B: LockBackend>(guards: Vec<LockGuard<B>>) {
     join_all(guards.iter().map(LockGuard::finish)).await;
 }
 
-/// Makes attempts at the same time. If one of them gets nothing, or gets its lock only after that of
-/// another is over, gives back what the others got.
+/// Makes attempts at the same time. If one of them gets nothing, or gets its lock only after that
+/// of another is over, gives back what the others got.
 pub(super) async fn all_or_none<B: LockBackend>(
     attempts: impl IntoIterator<Item = impl Future<Output = Result<Option<LockGuard<B>>>>>,
 ) -> Result<Option<Vec<LockGuard<B>>>> {

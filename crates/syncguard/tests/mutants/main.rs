@@ -1,5 +1,5 @@
-//! The quick tests that need no server, in one program: `cargo-mutants` builds them for thousands of
-//! mutants, and one program is built several times faster than many. `cargo test` runs each of
+//! The quick tests that need no server, in one program: `cargo-mutants` builds them for thousands
+//! of mutants, and one program is built several times faster than many. `cargo test` runs each of
 //! them by itself instead.
 
 #[path = "../blocking.rs"]

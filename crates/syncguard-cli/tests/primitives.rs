@@ -64,7 +64,8 @@ fn slots_limit_how_many_commands_run() {
                       sleep 2";
         let mut holders: Vec<_> =
             (0..2).map(|_| store.background(&["gpu", "--slots", "2"], script)).collect();
-        eventually("both run", || store.wait_for("slots").lines().count() == 2);
+        // Written last.
+        eventually("both run", || store.wait_for("keys").lines().count() == 2);
         let mut slots: Vec<_> = store.wait_for("slots").lines().map(str::to_owned).collect();
         slots.sort();
         assert_eq!(slots, ["0", "1"]);

@@ -22,6 +22,12 @@ fn locker() -> Locker<MemoryBackend> {
     Locker::new(MemoryBackend::new()).expect("inside a runtime")
 }
 
+/// Returns a locker that shares only the store with another one.
+fn another_process<B: LockBackend + Clone>(locker: &Locker<B>, options: LockOptions) -> Locker<B> {
+    let builder = Locker::builder(locker.backend().clone()).clock(LocalClock::Tokio);
+    builder.options(options).build().expect("inside a runtime")
+}
+
 fn assert_invalid<T: std::fmt::Debug>(result: syncguard::Result<T>) {
     let error = result.expect_err("invalid");
     assert_eq!(error.code(), ErrorCode::InvalidArgument, "{error}");
@@ -397,11 +403,7 @@ async fn the_larger_number_of_permits_counts() {
     let (small, large) = (small.expect("valid"), large.expect("valid"));
     assert_eq!((small.permits(), large.permits()), (3, 3));
     // Another process sees that a slot beyond its own is held.
-    let other = Locker::builder(locker.backend().clone())
-        .clock(LocalClock::Tokio)
-        .options(options)
-        .build()
-        .expect("inside a runtime");
+    let other = another_process(&locker, options);
     let many = locker.semaphore("b", 4).expect("valid").acquire_many(4).await.expect("free");
     let few = other.semaphore("b", 2).expect("valid");
     let waiting = tokio::spawn(async move { (few.acquire().await, few) });
@@ -418,11 +420,7 @@ async fn the_larger_number_of_permits_counts() {
 async fn the_larger_number_of_permits_is_found_by_a_later_waiter_too() {
     let options = LockOptions::default().ttl(Duration::from_mins(1)).timeout(None);
     let (locker, faults) = paused(options.clone());
-    let other = Locker::builder(locker.backend().clone())
-        .clock(LocalClock::Tokio)
-        .options(options)
-        .build()
-        .expect("inside a runtime");
+    let other = another_process(&locker, options);
     let many = locker.semaphore("b", 4).expect("valid").acquire_many(4).await.expect("free");
     let few = other.semaphore("b", 2).expect("valid");
     for _ in 0..2 {

@@ -337,17 +337,24 @@ fn refuse(batch: Batch, error: &Error) {
 #[cfg(all(test, unix))]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
 
     use super::*;
 
-    #[tokio::test]
-    async fn after_a_panic_every_operation_is_an_error() {
-        let folder = std::env::temp_dir().join(format!("syncguard-panic-{}", std::process::id()));
+    /// Starts a worker in a folder of its own.
+    fn start(name: &str) -> (PathBuf, Worker) {
+        let folder = format!("syncguard-worker-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(folder);
         fs::create_dir_all(&folder).expect("created");
         let path = folder.join("locks.db");
         let listener = Arc::new(SqliteListener::new(&path));
         let worker = Worker::start(LockFile::new(path), listener, Duration::from_secs(10));
-        let worker = worker.expect("starts");
+        (folder, worker.expect("starts"))
+    }
+
+    #[tokio::test]
+    async fn after_a_panic_every_operation_is_an_error() {
+        let (folder, worker) = start("panic");
         for _ in 0..3 {
             let call = worker
                 .call(Kind::Read, |_db, _access| -> Result<Option<Done<()>>, RowError> {
@@ -364,12 +371,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_commit_to_a_replaced_file_is_repeated_in_the_new_file() {
-        let folder = std::env::temp_dir().join(format!("syncguard-worker-{}", std::process::id()));
-        fs::create_dir_all(&folder).expect("created");
+        let (folder, worker) = start("replaced");
         let path = folder.join("locks.db");
-        let listener = Arc::new(SqliteListener::new(&path));
-        let file = LockFile::new(path.clone());
-        let worker = Worker::start(file, listener, Duration::from_secs(10)).expect("starts");
         let mut rounds = 0;
         let work = move |db: &Connection, access: Access| {
             if access == Access::Reading {

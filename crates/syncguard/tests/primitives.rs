@@ -368,6 +368,17 @@ async fn all_semaphores_of_a_name_agree_whatever_others_there_are() {
     assert!(first.iter().chain(&second).all(|semaphore| semaphore.permits() == 3));
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_locks_of_a_set_are_asked_for_at_the_same_time() {
+    let (locker, faults) = paused(LockOptions::default());
+    let round_trip = Duration::from_millis(100);
+    faults.delay(round_trip);
+    let started = tokio::time::Instant::now();
+    let set = locker.lock_all(["a", "b", "c"]).await.expect("free");
+    assert_eq!(started.elapsed(), round_trip);
+    drop(set);
+}
+
 /// Everything beyond it would have to be given back.
 #[tokio::test(start_paused = true)]
 async fn a_set_is_not_asked_for_beyond_a_lock_of_this_process() {

@@ -83,3 +83,20 @@ impl<B: LockBackend> Locker<B> {
         ticker.sleep_until(ticker.now() + duration).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backends::memory::MemoryBackend;
+
+    #[tokio::test]
+    async fn names_that_nothing_uses_are_forgotten() {
+        let locker = Locker::new(MemoryBackend::new()).expect("a runtime");
+        for number in 0..10_000 {
+            let name = Key::new(format!("name {number}")).expect("valid");
+            assert_eq!(*locker.shared_state(&name, || number), number);
+        }
+        let known = locker.context().engine.shared_states.len();
+        assert!(known < 1_000, "{known}");
+    }
+}

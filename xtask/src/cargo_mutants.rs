@@ -61,7 +61,7 @@ const PARTS: [Part; 6] = [
 ];
 
 /// Runs all mutants with the unit tests, and those that survive with more and more of the other
-/// tests. It takes about two hours on two cores. `path` has the servers.
+/// tests. It takes several hours on two cores. `path` has the servers.
 pub(crate) fn run(path: &OsStr) -> Outcome {
     let output = target().join("cargo-mutants");
     drop(fs::remove_dir_all(&output));

@@ -118,8 +118,11 @@ impl CommandProcess {
     }
 
     fn look(&mut self) {
-        if self.known == Change::None {
-            self.known = self.reap();
+        if !matches!(self.known, Change::Ended(_)) {
+            match self.reap() {
+                Change::None => {}
+                latest => self.known = latest,
+            }
         }
     }
 
@@ -192,4 +195,27 @@ fn is_pipe(stream: &impl std::os::fd::AsFd) -> bool {
     let file = stream.as_fd().try_clone_to_owned().map(std::fs::File::from);
     let kind = file.and_then(|file| file.metadata()).map(|metadata| metadata.file_type());
     kind.is_ok_and(|kind| std::os::unix::fs::FileTypeExt::is_fifo(&kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_command_is_noticed_after_its_stop() {
+        let script = ["sh", "-c", "kill -STOP $$"].map(OsString::from);
+        let pid = spawn(&script, &[], Some(Pid::from_raw(0))).expect("runs");
+        let mut process = CommandProcess { pid, group: pid, terminal: None, known: Change::None };
+        let started = Instant::now();
+        let until = |holds: &mut dyn FnMut() -> bool| {
+            while !holds() {
+                assert!(started.elapsed() < Duration::from_secs(20), "it hangs");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        until(&mut || !process.has_ended() && process.known != Change::None);
+        process.send(Signal::SIGKILL);
+        until(&mut || process.has_ended());
+        assert_eq!(process.change(), Change::Ended(Ending::Signal(9)));
+    }
 }

@@ -141,6 +141,21 @@ fn a_job_of_the_calling_script_does_not_keep_the_lock() {
 }
 
 #[test]
+fn a_command_that_stops_itself_again_and_again_is_killed() {
+    let store = Store::sqlite();
+    let script = "trap 'while :; do kill -STOP $$; done' TERM; echo x >$FOLDER/held; \
+                  while :; do sleep 0.05; done";
+    for _ in 0..5 {
+        drop(std::fs::remove_file(store.path("held")));
+        let options = ["--key", "k", "--ttl", "3s", "--grace", "200ms"];
+        let mut child = store.background(&options, script);
+        store.wait_for("held");
+        assert_eq!(store.code(&["break", "k", "--yes", "-q"]), 0);
+        assert_eq!(end_of(&mut child).code(), Some(123));
+    }
+}
+
+#[test]
 fn an_on_lost_command_that_hangs_is_killed() {
     let store = Store::sqlite();
     let hook = "echo $$ >$FOLDER/hook; exec sleep 60";

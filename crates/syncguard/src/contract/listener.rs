@@ -617,6 +617,7 @@ mod tests {
     #[test]
     fn the_age_of_a_holder_is_written_as_it_is_read() {
         let age = Some(Duration::from_millis(1_500));
+        assert_eq!(holder_age_text(age), "1500");
         assert_eq!(parse_holder_age(&holder_age_text(age)), age);
         assert_eq!(holder_age_text(None), "");
     }

@@ -14,8 +14,9 @@ use crate::lock::locker::Locker;
 /// Keeps locks while another one is waited for. Returns when one of them is lost.
 pub(super) async fn keep<B: LockBackend>(locker: &Locker<B>, held: &[LockGuard<B>]) {
     let ttl = locker.options().ttl.as_duration();
-    // Before the loss is signaled.
+    // Before the loss is signaled, but not in a loop without a pause.
     let pause = (ttl / 3).min(ttl.saturating_sub(locker.options().stop_margin) / 2);
+    let pause = pause.max(Duration::from_millis(1));
     let due_with = ttl.saturating_sub(pause);
     let renewed = async {
         let mut least = Duration::ZERO;
